@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of a GPU that several processes share: IPC, MIG, MPS. Used by gpu_check.py.
+"""Measurements of several processes: IPC, MIG, MPS, several GPUs. Used by gpu_check.py.
 
 Each cell is measured where the machine has what it needs. Elsewhere its row says "not here" with
 the reason, so that a report shows what was looked for.
@@ -121,6 +121,23 @@ class Sharing:
         slowest = max(self._seconds(process) for process in both)
         return f"{self._speed(alone)} alone, {self._speed(slowest)} each of two"
 
+    def each_device(self) -> str:
+        """Loads to each device alone, and to all at once, by a process each."""
+        listed = subprocess.run([os.fspath(self.command), "engines", "--json"],
+                                capture_output=True, text=True, timeout=150, check=True).stdout
+        kind = self.device.partition(":")[0]
+        reason = next(row["reason"] for row in json.loads(listed)["engines"]
+                      if row["name"] == kind)
+        found = re.match(r"(\d+) device", reason)
+        devices = [f"{kind}:{i}" for i in range(int(found[1]) if found else 1)]
+        if len(devices) < 2:
+            raise NotHere("there is one GPU")
+        alone = [self._speed(self._seconds(self._start({}, device))) for device in devices]
+        together = [self._start({}, device) for device in devices]
+        slowest = max([self._seconds(process) for process in together])
+        return (", ".join(f"{device} {speed}" for device, speed in zip(devices, alone, strict=True))
+                + f"; at once at least {self._speed(slowest)} each")
+
     def _speed(self, seconds: float) -> str:
         return f"{self.path.stat().st_size / seconds / 1e9:.2f} GB/s"
 
@@ -139,13 +156,13 @@ def measure_cell(name: str, cell: Callable[[], str]) -> dict[str, str]:
     return {"name": name, "result": result}
 
 
-CELLS = ("tensors sent by IPC", "MIG instance", "MPS, two processes")
+CELLS = ("tensors sent by IPC", "MIG instance", "MPS, two processes", "each GPU, all at once")
 
 
 def measure_sharing(sharing: Sharing, pythons: list[str], package: pathlib.Path | None,
                     ) -> list[dict[str, str]]:
     """All cells."""
-    work = (lambda: sharing.ipc(pythons, package), sharing.mig, sharing.mps)
+    work = (lambda: sharing.ipc(pythons, package), sharing.mig, sharing.mps, sharing.each_device)
     return [measure_cell(name, cell) for name, cell in zip(CELLS, work, strict=True)]
 
 

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,8 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
     assert sharing["tensors sent by IPC"].startswith("not here: no interpreter has a torch")
     assert sharing["MIG instance"].startswith("not here: nvidia-smi")
     assert sharing["MPS, two processes"].startswith("not here: no MPS daemon")
+    assert re.fullmatch(r"cuda:0 \S+ GB/s, cuda:1 \S+ GB/s; at once at least \S+ GB/s each",
+                        sharing["each GPU, all at once"])
     assert "<svg" in (out / "report.html").read_text()
 
 
@@ -125,7 +128,8 @@ def test_missing_gpu_is_reported(tmp_path):
     assert "engines" in (tmp_path / "out/report.html").read_text()
     page = (tmp_path / "out/report.md").read_text()
     assert "- version: fastsafetensors" in page and "| speed, real_gpu tests | no GPU |" in page
-    for name in ("tensors sent by IPC", "MIG instance", "MPS, two processes"):
+    for name in ("tensors sent by IPC", "MIG instance", "MPS, two processes",
+                 "each GPU, all at once"):
         assert f"| {name} | not here: no GPU |" in page
 
 
@@ -141,7 +145,9 @@ def test_shared_gpus_are_measured_where_they_are(tmp_path, monkeypatch):
     smi = tools / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho '  MIG 1g.10gb  Device  0: (UUID: MIG-1-2-3)'\n")
     command = tools / "load"
-    command.write_text("#!/bin/sh\necho \"$CUDA_VISIBLE_DEVICES $3\" >> \"$LOG\"\n"
+    engines = {"engines": [{"name": "cuda", "reason": "2 device(s), the first: H"}]}
+    command.write_text(f"#!/bin/sh\n[ $1 = engines ] && echo '{json.dumps(engines)}' && exit\n"
+                       "echo \"$CUDA_VISIBLE_DEVICES $3\" >> \"$LOG\"\n"
                        "echo '{\"seconds\": 0.5}'\n")
     for tool in (smi, command):
         tool.chmod(0o755)
@@ -155,8 +161,11 @@ def test_shared_gpus_are_measured_where_they_are(tmp_path, monkeypatch):
         gpu_sharing.Sharing(command, "cuda:1", model), [], tmp_path)
     assert [row["result"] for row in rows] == [
         "not here: no interpreter has a torch that can use this GPU",
-        "0.02 GB/s to one instance", "0.02 GB/s alone, 0.02 GB/s each of two"]
-    assert (tmp_path / "log").read_text().splitlines() == ["MIG-1-2-3 cuda:0"] + [" cuda:1"] * 3
+        "0.02 GB/s to one instance", "0.02 GB/s alone, 0.02 GB/s each of two",
+        "cuda:0 0.02 GB/s, cuda:1 0.02 GB/s; at once at least 0.02 GB/s each"]
+    devices = (tmp_path / "log").read_text().splitlines()
+    assert devices[:6] == ["MIG-1-2-3 cuda:0", *[" cuda:1"] * 3, " cuda:0", " cuda:1"]
+    assert sorted(devices[6:]) == [" cuda:0", " cuda:1"]
     command.write_text("#!/bin/sh\necho 'cuda:1: out | of\nmemory' >&2; exit 1\n")
     rows = gpu_sharing.measure_sharing(
         gpu_sharing.Sharing(command, "cuda:1", model), [], None)

@@ -250,8 +250,8 @@ static void note_memory_shortage(fsti_pipeline *pipeline, const fst_error *cause
     pthread_mutex_unlock(&pipeline->lock);
     for (size_t i = 0; i < plan->batch_count; i++) needed += plan->batches[i].buffer_bytes;
     char advice[96];
-    snprintf(advice, sizeof advice,
-             ". The load needs %llu bytes in total. Set a budget, or %s", (unsigned long long)needed,
+    snprintf(advice, sizeof advice, ". The load needs %llu bytes in total. Set a budget, or %s",
+             (unsigned long long)needed,
              pipeline->job.device != NULL ? "load fewer tensors" : "map the files");
     if (cause->status == FST_E_NO_MEMORY && pipeline->job.budget_bytes == 0)
         fsti_append(error.message, sizeof error.message, advice);
