@@ -13,7 +13,7 @@
 #define HUFFMAN_CODE_BITS 11u
 #define HUFFMAN_SYMBOL_COUNT ((size_t)256)
 #define HUFFMAN_TREE_BYTES ((size_t)128)
-/// Most bytes of the literals of a block, and the room that their section needs.
+/// Maximum literals of a block, and maximum size of their section, in bytes.
 #define LITERALS_MAX ((size_t)128 << 10)
 #define LITERALS_SECTION_BYTES (LITERALS_MAX / 8 * HUFFMAN_CODE_BITS + 256)
 

@@ -8,7 +8,7 @@
 
 /// The shortest match of the format.
 #define MATCH_MIN ((uint32_t)3)
-/// The room that a section needs.
+/// Maximum size of a section, in bytes.
 #define SEQUENCES_SECTION_BYTES(count) (7 * (size_t)(count) + 256)
 /// Lengths below have their codes in a table.
 #define SHORT_LITERALS 64u

@@ -34,8 +34,8 @@ ALWAYS_INLINE uint64_t find_changed(const unsigned char *line) {
 #endif
 }
 
-/// The search for what is not zero. A bit of a mask stands for a byte; bits that leave a line at
-/// its end enter the next one.
+/// State of the search for changed bytes. Each bit of a mask is one byte of a line; bits shifted
+/// beyond the end of a line continue in the next one.
 typedef struct edge_search {
     uint64_t one, two, zone; ///< masks of the line before
 } edge_search;

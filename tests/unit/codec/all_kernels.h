@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The loops of all instruction sets; fsti_codec_usable() tells which ones this CPU has.
+/// The loops of all instruction sets. fsti_codec_usable() checks whether this CPU has one of them.
 #ifndef FSTI_TEST_ALL_KERNELS_H
 #define FSTI_TEST_ALL_KERNELS_H
 
