@@ -445,8 +445,8 @@ class Check:
 
     def share(self, path: pathlib.Path) -> None:
         """Measure what several processes share."""
-        cells = measure_sharing(Sharing(self.command, self.device, path), interpreters(),
-                                self.package)
+        sharing = Sharing(self.command, self.device, path, interpreters(), self.package)
+        cells = measure_sharing(sharing, lambda: self.clock.left() > 60)
         self.report.document["sharing"] = cells
         failed = [f"{cell['name']} {cell['result']}" for cell in cells
                   if cell["result"].startswith("failed: ")]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of several processes: IPC, MIG, MPS, several GPUs. Used by gpu_check.py.
+"""Measurements of several processes: IPC, MIG, MPS, several GPUs, one GPU of several processes.
+
+Used by gpu_check.py.
 
 Each cell is measured where the machine has what it needs. Elsewhere its row says "not here" with
 the reason, so that a report shows what was looked for.
@@ -13,6 +15,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 
 CELL_S = 40
@@ -48,6 +51,46 @@ if __name__ == "__main__":
           f"{later[len(later) // 2] * 1e3:.2f} ms")
 """
 
+# Each rank has a GPU. Rank 0 reads a file and broadcasts its tensors; then every rank reads the
+# file. Prints the seconds of both. On the CPU it works as well, for the test of this program.
+ONE_READ_PROGRAM = """
+import sys, time
+import torch
+import torch.distributed as dist
+from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+def load(group, path, device):
+    loader = SafeTensorsFileLoader(group, device)
+    loader.add_filenames({0: [path]})
+    buffer = loader.copy_files_to_device()
+    loaded = [buffer.get_tensor(name) for name in loader.get_keys()]
+    total = sum(int(tensor.view(torch.uint8).sum(dtype=torch.int64)) for tensor in loaded)
+    buffer.close()
+    loader.close()
+    return total
+def work(rank, path, kind, count, store):
+    device = torch.device("cpu" if kind == "cpu" else f"cuda:{rank}")
+    if kind != "cpu":
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if kind == "cpu" else "nccl", init_method="file://" + store,
+                            rank=rank, world_size=count)
+    seconds, totals = [[], []], set()
+    for _ in range(3):
+        for group, times in zip((dist.group.WORLD, SingleGroup()), seconds):
+            dist.barrier()
+            start = time.perf_counter()
+            totals.add(load(group, path, device))
+            dist.barrier()
+            times.append(time.perf_counter() - start)
+    assert len(totals) == 1, f"sums of bytes differ: {totals}"
+    if rank == 0:
+        print(f"{count} GPUs after {min(seconds[0]):.3f} s by one read, "
+              f"after {min(seconds[1]):.3f} s by {count}")
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    path, kind, count, store = sys.argv[1:]
+    torch.multiprocessing.spawn(work, (path, kind, int(count), store), nprocs=int(count))
+"""
+
 
 class NotHere(Exception):
     """The machine lacks what a cell needs."""
@@ -56,33 +99,54 @@ class NotHere(Exception):
 class Sharing:
     """The cells, for one device and one file."""
 
-    def __init__(self, command: pathlib.Path, device: str, path: pathlib.Path) -> None:
-        """command: the program fastsafetensors."""
+    def __init__(self, command: pathlib.Path, device: str, path: pathlib.Path,
+                 pythons: list[str], package: pathlib.Path | None) -> None:
+        """command: the program fastsafetensors. package: the folder of the Python package."""
         self.command, self.device, self.path = command, device, path
+        self.pythons, self.package = pythons, package
+        self.started: list[subprocess.Popen[str]] = []
 
     def _start(self, environment: dict[str, str], device: str) -> subprocess.Popen[str]:
         words = [os.fspath(self.command), "load", "--device", device, "--json", "--repeat", "3",
                  os.fspath(self.path)]
-        return subprocess.Popen(words, text=True, env={**os.environ, **environment},
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(words, text=True, env={**os.environ, **environment},
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """Kill the processes that a failed cell has left."""
+        while self.started:
+            process = self.started.pop()
+            if process.poll() is None:
+                process.kill()
 
     def _seconds(self, process: subprocess.Popen[str]) -> float:
         """Of the last load of a process."""
-        try:
-            output, errors = process.communicate(timeout=CELL_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+        return self._finish(process)[0]
+
+    def _finish(self, process: subprocess.Popen[str]) -> tuple[float, int]:
+        """The seconds of the last load of a process, and its most resident memory in MiB."""
+        assert process.stdout is not None and process.stderr is not None
+        end, pid = time.monotonic() + CELL_S, 0
+        while not pid:  # not communicate(): it does not report the memory
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if not pid and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(process.args, CELL_S)
+            time.sleep(0.01)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with process.stdout, process.stderr:
+            output, errors = process.stdout.read(), process.stderr.read()
         if process.returncode != 0:
             raise RuntimeError((errors.strip() or output.strip())[-300:])
-        return float(json.loads(output.splitlines()[-1])["seconds"])
+        return float(json.loads(output.splitlines()[-1])["seconds"]), usage.ru_maxrss // 1024
 
-    def ipc(self, pythons: list[str], package: pathlib.Path | None) -> str:
-        """Send loaded tensors to another process through torch."""
-        if package is None:
+    def _run_program(self, name: str, program: str, words: list[str]) -> str:
+        """The output of a program with torch, in the first interpreter that has it for GPUs."""
+        if self.package is None:
             raise NotHere("the extension was not built")
-        environment = {**os.environ, "PYTHONPATH": os.fspath(package)}
-        for python in pythons:
+        environment = {**os.environ, "PYTHONPATH": os.fspath(self.package)}
+        for python in self.pythons:
             probe = subprocess.run(
                 [python, "-c", "import torch; assert torch.cuda.is_available()"],
                 capture_output=True, timeout=CELL_S, check=False, env=environment)
@@ -90,22 +154,51 @@ class Sharing:
                 break
         else:
             raise NotHere("no interpreter has a torch that can use this GPU")
-        program = self.path.parent / "share_by_ipc.py"  # spawn imports it by its path
-        program.write_text(IPC_PROGRAM)
-        done = subprocess.run([python, os.fspath(program), os.fspath(self.path), self.device],
+        path = self.path.parent / name  # spawn imports it by its path
+        path.write_text(program)
+        done = subprocess.run([python, os.fspath(path), os.fspath(self.path), *words],
                               capture_output=True, text=True, timeout=CELL_S, check=False,
                               env=environment)
         if done.returncode != 0:
             raise RuntimeError(done.stderr.strip()[-300:])
         return done.stdout.strip()
 
+    def ipc(self) -> str:
+        """Send loaded tensors to another process through torch."""
+        return self._run_program("share_by_ipc.py", IPC_PROGRAM, [self.device])
+
+    def one_read(self) -> str:
+        """Read the file once for all GPUs, and once for each."""
+        count = len(self._devices())
+        if count < 2:
+            raise NotHere("there is one GPU")
+        store = self.path.parent / "one_read.store"
+        store.unlink(missing_ok=True)
+        return self._run_program("one_read.py", ONE_READ_PROGRAM,
+                                 ["cuda", str(count), os.fspath(store)])
+
+    def by_uuid(self) -> str:
+        """Load to the last GPU as the only visible one, and to none."""
+        found = re.findall(r"UUID: (GPU-[^)\s]+)", self._nvidia_smi())
+        if not found:
+            raise NotHere("nvidia-smi -L lists no GPU")
+        seconds = self._seconds(self._start({"CUDA_VISIBLE_DEVICES": found[-1]}, "cuda:0"))
+        try:
+            self._seconds(self._start({"CUDA_VISIBLE_DEVICES": ""}, "cuda:0"))
+        except RuntimeError as error:
+            return f"{self._speed(seconds)} to number {len(found) - 1}; none visible: {error}"
+        raise RuntimeError("a load succeeded with CUDA_VISIBLE_DEVICES=''")
+
+    def _nvidia_smi(self) -> str:
+        """What nvidia-smi -L prints."""
+        if not shutil.which("nvidia-smi"):
+            raise NotHere("nvidia-smi is missing, which lists the names")
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True,
+                              timeout=CELL_S, check=False).stdout
+
     def mig(self) -> str:
         """Load to the first MIG instance, by its name."""
-        if not shutil.which("nvidia-smi"):
-            raise NotHere("nvidia-smi is missing, which lists MIG instances")
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True,
-                                timeout=CELL_S, check=False).stdout
-        found = re.search(r"UUID: (MIG-[^)\s]+)", listed)
+        found = re.search(r"UUID: (MIG-[^)\s]+)", self._nvidia_smi())
         if found is None:
             raise NotHere("nvidia-smi -L lists no MIG instance")
         seconds = self._seconds(self._start({"CUDA_VISIBLE_DEVICES": found[1]}, "cuda:0"))
@@ -121,15 +214,19 @@ class Sharing:
         slowest = max(self._seconds(process) for process in both)
         return f"{self._speed(alone)} alone, {self._speed(slowest)} each of two"
 
-    def each_device(self) -> str:
-        """Loads to each device alone, and to all at once, by a process each."""
+    def _devices(self) -> list[str]:
+        """The names of all devices of this kind."""
         listed = subprocess.run([os.fspath(self.command), "engines", "--json"],
                                 capture_output=True, text=True, timeout=150, check=True).stdout
         kind = self.device.partition(":")[0]
         reason = next(row["reason"] for row in json.loads(listed)["engines"]
                       if row["name"] == kind)
         found = re.match(r"(\d+) device", reason)
-        devices = [f"{kind}:{i}" for i in range(int(found[1]) if found else 1)]
+        return [f"{kind}:{i}" for i in range(int(found[1]) if found else 1)]
+
+    def each_device(self) -> str:
+        """Loads to each device alone, and to all at once, by a process each."""
+        devices = self._devices()
         if len(devices) < 2:
             raise NotHere("there is one GPU")
         alone = [self._speed(self._seconds(self._start({}, device))) for device in devices]
@@ -137,6 +234,13 @@ class Sharing:
         slowest = max([self._seconds(process) for process in together])
         return (", ".join(f"{device} {speed}" for device, speed in zip(devices, alone, strict=True))
                 + f"; at once at least {self._speed(slowest)} each")
+
+    def eight_processes(self) -> str:
+        """Loads of eight processes to one device at once: speed, and their memory on the host."""
+        together = [self._finish(process)
+                    for process in [self._start({}, self.device) for _ in range(8)]]
+        return (f"at least {self._speed(max(seconds for seconds, _ in together))} each, at most "
+                f"{max(memory for _, memory in together)} MiB of host memory each")
 
     def _speed(self, seconds: float) -> str:
         return f"{self.path.stat().st_size / seconds / 1e9:.2f} GB/s"
@@ -156,14 +260,28 @@ def measure_cell(name: str, cell: Callable[[], str]) -> dict[str, str]:
     return {"name": name, "result": result}
 
 
-CELLS = ("tensors sent by IPC", "MIG instance", "MPS, two processes", "each GPU, all at once")
+CELLS = {"GPU chosen by its UUID": Sharing.by_uuid,
+         "eight processes, one GPU": Sharing.eight_processes,
+         "tensors sent by IPC": Sharing.ipc,
+         "MIG instance": Sharing.mig,
+         "MPS, two processes": Sharing.mps,
+         "each GPU, all at once": Sharing.each_device,
+         "one read for all GPUs": Sharing.one_read}
 
 
-def measure_sharing(sharing: Sharing, pythons: list[str], package: pathlib.Path | None,
-                    ) -> list[dict[str, str]]:
-    """All cells."""
-    work = (lambda: sharing.ipc(pythons, package), sharing.mig, sharing.mps, sharing.each_device)
-    return [measure_cell(name, cell) for name, cell in zip(CELLS, work, strict=True)]
+def measure_sharing(sharing: Sharing, has_time: Callable[[], bool]) -> list[dict[str, str]]:
+    """All cells for which there is time."""
+    rows = []
+    for name, cell in CELLS.items():
+        def work(cell: Callable[[Sharing], str] = cell) -> str:
+            if not has_time():
+                raise NotHere("no time left")
+            try:
+                return cell(sharing)
+            finally:
+                sharing.stop()
+        rows.append(measure_cell(name, work))
+    return rows
 
 
 def missing_gpu(why: str = "no GPU") -> list[dict[str, str]]:

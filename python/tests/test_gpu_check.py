@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -128,8 +129,9 @@ def test_missing_gpu_is_reported(tmp_path):
     assert "engines" in (tmp_path / "out/report.html").read_text()
     page = (tmp_path / "out/report.md").read_text()
     assert "- version: fastsafetensors" in page and "| speed, real_gpu tests | no GPU |" in page
-    for name in ("tensors sent by IPC", "MIG instance", "MPS, two processes",
-                 "each GPU, all at once"):
+    for name in ("GPU chosen by its UUID", "eight processes, one GPU", "tensors sent by IPC",
+                 "MIG instance", "MPS, two processes", "each GPU, all at once",
+                 "one read for all GPUs"):
         assert f"| {name} | not here: no GPU |" in page
 
 
@@ -143,12 +145,16 @@ def test_shared_gpus_are_measured_where_they_are(tmp_path, monkeypatch):
     pipes.mkdir()
     (pipes / "control").touch()
     smi = tools / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '  MIG 1g.10gb  Device  0: (UUID: MIG-1-2-3)'\n")
+    smi.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: GPU-4)'; echo 'GPU 1: H (UUID: GPU-5)'\n"
+                   "echo '  MIG 1g.10gb  Device  0: (UUID: MIG-1-2-3)'\n")
     command = tools / "load"
     engines = {"engines": [{"name": "cuda", "reason": "2 device(s), the first: H"}]}
-    command.write_text(f"#!/bin/sh\n[ $1 = engines ] && echo '{json.dumps(engines)}' && exit\n"
-                       "echo \"$CUDA_VISIBLE_DEVICES $3\" >> \"$LOG\"\n"
-                       "echo '{\"seconds\": 0.5}'\n")
+    command.write_text(f"""#!/bin/sh
+[ $1 = engines ] && echo '{json.dumps(engines)}' && exit
+[ -z "${{CUDA_VISIBLE_DEVICES-all}}" ] && echo 'no device' >&2 && exit 1
+echo "$CUDA_VISIBLE_DEVICES $3" >> "$LOG"
+echo '{{"seconds": 0.5}}'
+""")
     for tool in (smi, command):
         tool.chmod(0o755)
     model = tmp_path / "model"
@@ -157,20 +163,36 @@ def test_shared_gpus_are_measured_where_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("LOG", os.fspath(tmp_path / "log"))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", os.fspath(pipes))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    rows = gpu_sharing.measure_sharing(
-        gpu_sharing.Sharing(command, "cuda:1", model), [], tmp_path)
-    assert [row["result"] for row in rows] == [
+    sharing = gpu_sharing.Sharing(command, "cuda:1", model, [], tmp_path)
+    rows = gpu_sharing.measure_sharing(sharing, lambda: True)
+    results = [re.sub(r"\b\d+ MiB", "some MiB", row["result"]) for row in rows]
+    assert results == [
+        "0.02 GB/s to number 1; none visible: no device",
+        "at least 0.02 GB/s each, at most some MiB of host memory each",
         "not here: no interpreter has a torch that can use this GPU",
         "0.02 GB/s to one instance", "0.02 GB/s alone, 0.02 GB/s each of two",
-        "cuda:0 0.02 GB/s, cuda:1 0.02 GB/s; at once at least 0.02 GB/s each"]
+        "cuda:0 0.02 GB/s, cuda:1 0.02 GB/s; at once at least 0.02 GB/s each",
+        "not here: no interpreter has a torch that can use this GPU"]
     devices = (tmp_path / "log").read_text().splitlines()
-    assert devices[:6] == ["MIG-1-2-3 cuda:0", *[" cuda:1"] * 3, " cuda:0", " cuda:1"]
-    assert sorted(devices[6:]) == [" cuda:0", " cuda:1"]
+    assert devices[:9] == ["GPU-5 cuda:0", *[" cuda:1"] * 8]
+    assert devices[9:15] == ["MIG-1-2-3 cuda:0", *[" cuda:1"] * 3, " cuda:0", " cuda:1"]
+    assert sorted(devices[15:]) == [" cuda:0", " cuda:1"]
+    assert {row["result"] for row in gpu_sharing.measure_sharing(sharing, lambda: False)} == {
+        "not here: no time left"}
     command.write_text("#!/bin/sh\necho 'cuda:1: out | of\nmemory' >&2; exit 1\n")
     rows = gpu_sharing.measure_sharing(
-        gpu_sharing.Sharing(command, "cuda:1", model), [], None)
-    assert rows[0]["result"] == "not here: the extension was not built"
-    assert rows[1]["result"] == "failed: RuntimeError: cuda:1: out / of memory"
+        gpu_sharing.Sharing(command, "cuda:1", model, [], None), lambda: True)
+    assert rows[2]["result"] == "not here: the extension was not built"
+    assert rows[3]["result"] == "failed: RuntimeError: cuda:1: out / of memory"
+    monkeypatch.setattr(gpu_sharing, "CELL_S", 0.5)
+    command.write_text("#!/bin/sh\nexec sleep 1000\n")
+    started = []
+    monkeypatch.setattr(sharing, "_start", lambda *words, start=sharing._start: (
+        started.append(start(*words)), started[-1])[1])
+    assert "timed out after 0.5 seconds" in gpu_sharing.measure_sharing(
+        sharing, lambda: True)[1]["result"]
+    assert len(started) >= 9
+    assert all(process.wait(10) == -signal.SIGKILL for process in started)
 
 
 def test_program_that_sends_tensors(tmp_path, monkeypatch):
@@ -187,6 +209,12 @@ def test_program_that_sends_tensors(tmp_path, monkeypatch):
     done = subprocess.run([sys.executable, program, tmp_path / "model", "cpu"], text=True,
                           capture_output=True, timeout=300, check=False)
     assert done.stdout.startswith("3 tensors are equal; the first took "), done.stderr[-2000:]
+    program.write_text(gpu_sharing.ONE_READ_PROGRAM)
+    words = [tmp_path / "model", "cpu", "2", tmp_path / "store"]
+    done = subprocess.run([sys.executable, program, *words], text=True, capture_output=True,
+                          timeout=300, check=False)
+    assert re.fullmatch(r"2 GPUs after [\d.]+ s by one read, after [\d.]+ s by 2\n",
+                        done.stdout), done.stderr[-2000:]
 
 
 def test_limits_are_measured_alone_and_together():

@@ -428,6 +428,32 @@ def test_loads_through_another_cuda_equal_the_cpu(dtype, cpu_gpu, odd_model, rep
            "launches, 0 wrong")
 
 
+@pytest.fixture(scope="module")
+def all_words(tmp_path_factory):
+    """A misaligned file of all 65,536 values of F16 and BF16, and all of the FP8 types."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.torch import save_file
+
+    words = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    every_byte = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    types = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    path = tmp_path_factory.mktemp("words") / "m.safetensors"
+    save_file({"a": torch.ones(1, dtype=torch.bool), "f16": words.clone().view(torch.float16),
+               "bf16": words.view(torch.bfloat16),
+               **{name: every_byte.clone().view(getattr(torch, name)) for name in types}}, path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "F64", "BF16", "F8_E4M3", "F8_E5M2"])
+def test_ptx_converts_every_value_of_two_bytes(dtype, cpu_gpu, all_words, report, thorough):
+    """The interpreter of the PTX against the library's conversions on the CPU."""
+    if dtype not in ("F32", "F16") and not thorough:
+        pytest.skip("only with make test ALL=1 LONG=1: 15 s of the CPU")
+    tensors, size, wrong, _, launches = counts_of(cpu_gpu(all_words, dtype))
+    assert (tensors, wrong) == (7, 0) and launches > 0
+    report("values of two bytes through vgre", dtype, size, "bytes,", launches, "launches, 0 wrong")
+
+
 @pytest.mark.parametrize("environment", [
     {"CPU_DRIVER_INTEGRATED": "1"}, {"CPU_DRIVER_LATE": "1"}, {"budget": 1 << 16}], ids=str)
 def test_loads_through_another_cuda_in_other_states(environment, cpu_gpu, odd_model):
