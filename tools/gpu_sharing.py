@@ -217,7 +217,7 @@ class Sharing:
     def _devices(self) -> list[str]:
         """The names of all devices of this kind."""
         listed = subprocess.run([os.fspath(self.command), "engines", "--json"],
-                                capture_output=True, text=True, timeout=150, check=True).stdout
+                                capture_output=True, text=True, timeout=CELL_S, check=True).stdout
         kind = self.device.partition(":")[0]
         reason = next(row["reason"] for row in json.loads(listed)["engines"]
                       if row["name"] == kind)
