@@ -214,13 +214,15 @@ static fst_status consume(fst_loader *loader, fst_error *error) {
 static int fail_load(const load_request *request, const fst_error *error) {
     int code = cli_fail(error);
     bool is_budget = error->status == FST_E_BUDGET;
+    bool has_budget = request->options.budget_bytes != 0;
     if ((error->status == FST_E_NO_MEMORY || is_budget) && !cli_wants_json())
-        fprintf(
-            stderr, "%s, --select GLOB (some tensors)%s\n",
-            is_budget
-                ? "one tensor must fit in the budget. Use a larger --budget"
-                : "to load less at a time, use --budget SIZE (at most SIZE of tensors in memory)",
-            request->options.device.kind == FST_DEVICE_CPU ? ", --mode map (memory-mapped)" : "");
+        fprintf(stderr, "%s, --select GLOB (some tensors)%s\n",
+                is_budget    ? "one tensor must fit in the budget. Use a larger --budget"
+                : has_budget ? "to load less at a time, use a smaller --budget"
+                             : "to load less at a time, use --budget SIZE (at most SIZE of tensors "
+                               "in memory)",
+                request->options.device.kind == FST_DEVICE_CPU ? ", --mode map (memory-mapped)"
+                                                               : "");
     return code;
 }
 

@@ -21,12 +21,9 @@ count. Missed targets never count.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import json
 import os
 import pathlib
-import platform
 import re
 import shutil
 import statistics
@@ -35,69 +32,16 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable
 
-from gpu_clock import Clock, NoTimeError, run_tests
+from gpu_clock import Clock, NoTimeError, run, run_tests, words_of
 from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
+from gpu_report import Report, describe_machine
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
-from gpu_verdicts import judge, setups
-from gpu_ways import OF_FOLDERS, TORCH_ALONE, Ways
+from gpu_verdicts import setups
+from gpu_ways import OF_FOLDERS, TORCH_ALONE, Ways, interpreters
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD_S, SUITE_S, PYTHON_SUITE_S, LIMITS_S, SLOW_S = 150, 90, 150, 60, 5
-
-
-class Report:
-    """The results so far, written to a file after every step."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        """Begin in a folder."""
-        self.folder = folder
-        self.document: dict = {"what": "loading to a GPU", "runs": 3, "steps": [], "limits": {},
-                               "suite": {}, "missing": {}, "scenarios": [], "setup": [],
-                               "verdicts": [], "sharing": missing_gpu(),
-                               "notes": "Hot: the loads of a process after its first."}
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("report.json", "report.md", "report.html"):  # of an earlier check
-            (folder / name).unlink(missing_ok=True)
-
-    def step(self, title: str, work: Callable[[], object]) -> bool:
-        """Run one step, and record a failure as a row. Returns whether it succeeded."""
-        print(title, flush=True)
-        start, why = time.monotonic(), ""
-        try:
-            work()
-        except NoTimeError as error:
-            self.leave_out(title, str(error))
-        except (Exception, SystemExit) as error:
-            words = words_of(error).strip()
-            why = f"{type(error).__name__}: {words[-400:]}"
-            print(f"  failed: {why}")
-        self.document["steps"].append(
-            {"title": title, "seconds": round(time.monotonic() - start, 2), "failed": why})
-        with contextlib.suppress(Exception):
-            self.document["verdicts"] = judge(self.document)
-        self.write()
-        return not why
-
-    def leave_out(self, what: str, why: str) -> None:
-        """Record something that is not measured, with the reason."""
-        print(f"  not at hand: {what}: {why}")
-        self.document["missing"][what] = why
-
-    def conclude(self, verdict: str) -> None:
-        """Print the verdict and write it to the report."""
-        print(f"verdict: {verdict}")
-        self.document["verdict"] = verdict
-        self.write()
-
-    def write(self) -> None:
-        """Write the data before the pages, because the pages can be made again from it."""
-        text = json.dumps(self.document, indent=1) + "\n"
-        (self.folder / "report.json").write_text(text)
-        with contextlib.suppress(Exception):
-            write_pages(self.document, self.folder)
 
 
 # What `fastsafetensors engines` says of a driver that is not installed, or has no device.
@@ -106,19 +50,6 @@ NO_GPU = re.compile(r"no driver: \S+ was not found$|the driver sees no device \(
 
 class NoGpuError(RuntimeError):
     """The machine has no GPU that can be used."""
-
-
-def words_of(error: Exception) -> str:
-    """What a failed step said. With --json, the command writes its error to the standard output."""
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"it did not end within {error.timeout:.0f} s"
-    return str(getattr(error, "stderr", None) or getattr(error, "stdout", None) or error)
-
-
-def run(command: list, seconds: float, **options: object) -> str:
-    """Run a command and return its output."""
-    return subprocess.run([os.fspath(part) for part in command], check=True, capture_output=True,
-                          text=True, timeout=max(seconds, 1), **options).stdout
 
 
 def find_meson() -> pathlib.Path | None:
@@ -152,53 +83,6 @@ def make_package(build_folder: pathlib.Path, package: pathlib.Path, options: lis
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(ROOT / "python/fastsafetensors", target)
     shutil.copy(built, target / built.name)
-
-
-def interpreters() -> list[str]:
-    """Python interpreters that may have torch and other loaders. The first that has is used."""
-    named = [os.environ.get("GPU_CHECK_PYTHON", ""), os.fspath(ROOT / ".venv/bin/python"),
-             sys.executable]
-    return [name for name in dict.fromkeys(named) if name and shutil.which(name)]
-
-
-def describe_machine(document: dict, command: pathlib.Path, device: str) -> None:
-    """Record what a reader needs to interpret the figures."""
-    def ask(*words: str) -> str:
-        try:
-            return run(list(words), 20).strip()
-        except (OSError, subprocess.SubprocessError) as error:
-            return f"? ({type(error).__name__})"
-
-    def read(path: str) -> str:
-        with contextlib.suppress(OSError):
-            return pathlib.Path(path).read_text().strip()[:200]
-        return "?"
-
-    model = next((line.split(":", 1)[1].strip() for line in read_lines("/proc/cpuinfo")
-                  if line.startswith("model name")), platform.machine())
-    document["version"] = ask(os.fspath(command), "--version")
-    document["machine"] = {
-        "gpu": device, "engines": ask(os.fspath(command), "engines").splitlines(),
-        "nvidia_smi": ask("nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version,"
-                          "pcie.link.gen.current,pcie.link.width.current,memory.total,pstate"),
-        "rocm_smi": ask("rocm-smi", "--showproductname"),
-        "processors": os.cpu_count(), "processor": model, "system": platform.platform(),
-        "nodes": len(list(pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"))),
-        "huge_pages": read("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "file_system": ask("findmnt", "-no", "FSTYPE,OPTIONS", "-T", os.fspath(ROOT)),
-        "nvidia_fs": os.path.exists("/proc/driver/nvidia-fs"),
-        "python": sys.version.split()[0],
-        "torch": {name: ask(name, "-c", "import torch; print(torch.__version__)")
-                  for name in interpreters()},
-    }
-
-
-def read_lines(path: str) -> list[str]:
-    """The lines of a file; empty if it does not exist."""
-    try:
-        return pathlib.Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 class Bench:
@@ -298,8 +182,10 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     if process.returncode != bool(bad) or planned != [str(len(lines))] or not lines:
         bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} "
                    f"tests: {process.stderr[-500:]}")
-    results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped, "faults": bad}
-    for line in [*bad, *(line for line in process.stdout.splitlines() if line[:1] == "#")]:
+    notes = [line for line in process.stdout.splitlines() if line[:1] == "#"]
+    results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped,
+                     "faults": [*bad, *(note for note in notes if re.match(r"# \S+:\d+: ", note))]}
+    for line in [*bad, *notes]:
         print(f"  {line}")
     print(f"  {name}: {passed} passed, {len(bad)} failed, {skipped} skipped")
 
@@ -310,7 +196,7 @@ def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None
     for python in interpreters():
         environment = {**os.environ, "PYTHONPATH": os.fspath(package)}
         done = run_tests(
-            [python, "-m", "pytest", "-rfs", "-p", "no:cacheprovider", "--tb=short",
+            [python, "-m", "pytest", "-rfEs", "-p", "no:cacheprovider", "--tb=short",
              ROOT / "python/tests" / PYTHON_SUITE], environment, PYTHON_SUITE_S, clock)
         counts = {what: int(number) for number, what in re.findall(
             r"(\d+) (passed|failed|skipped|error)", (done.stdout.splitlines() or [""])[-1])}
@@ -321,7 +207,8 @@ def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None
         failed = counts.get("failed", 0) + counts.get("error", 0)
         results[PYTHON_SUITE] = {
             "passed": counts.get("passed", 0), "skipped": counts.get("skipped", 0),
-            "failed": failed or int(done.returncode != 0)}
+            "failed": failed or int(done.returncode != 0),
+            "faults": re.findall(r"^(?:FAILED|ERROR|SKIPPED) .*$", done.stdout, re.MULTILINE)}
         return
     raise RuntimeError(f"the tests of the Python package could not be run: {why}")
 
@@ -333,52 +220,6 @@ SUITE = (("device_test_real_gpu", False), ("device_test_gpu", True),
          ("device_test_gpu_drivers", True), ("device_test_gds", True))
 PYTHON_SUITE = "test_real_gpu.py"
 SUITE_NAMES = (*(name for name, _ in SUITE), PYTHON_SUITE)
-
-
-def as_cell(text: object) -> str:
-    """Text for a cell of a table."""
-    return " ".join(str(text).split()).replace("|", "/")
-
-
-def write_markdown(document: dict, folder: pathlib.Path) -> None:
-    """report.md."""
-    lines = ["# Loading to a GPU", "",
-             f"**Verdict: {document.get('verdict', 'the check has not ended')}**", "",
-             f"- version: {document.get('version', '?')}",
-             *(f"- {name}: {value}" for name, value in document.get("machine", {}).items()), "",
-             f"Limits: {document['limits']}", "", "| step | seconds | failed |", "|---|---|---|",
-             *(f"| {row['title']} | {row['seconds']} | {as_cell(row['failed'])} |"
-               for row in document["steps"]), "", "| target | holds | measured |", "|---|---|---|"]
-    lines += [f"| {what} | {'yes' if holds else '**no**'} | {figure} |"
-              for what, holds, figure in document["verdicts"]]
-    lines += ["", "| tests | passed | failed | skipped |", "|---|---|---|---|",
-              *(f"| {name} | {row['passed']} | {row['failed']} | {row['skipped']} |"
-                for name, row in document["suite"].items())]
-    lines += [f"\n{name}: {as_cell(fault)}" for name, row in document["suite"].items()
-              for fault in row.get("faults", [])]
-    lines += ["", "| not measured | reason |", "|---|---|",
-              *(f"| {name} | {as_cell(why)} |" for name, why in document["missing"].items())]
-    lines += ["", "| several processes | result |", "|---|---|",
-              *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
-    for result in document["scenarios"]:
-        lines += ["", f"## {result['title']}", "", "| way | median ms | lowest | highest | GB/s |",
-                  "|---|---|---|---|---|"]
-        lines += [f"| {r['name']} | {r['median'] * 1e3:.2f} | {r['low'] * 1e3:.2f} | "
-                  f"{r['high'] * 1e3:.2f} | {result['bytes'] / r['median'] / 1e9:.2f} |"
-                  for r in result["rows"]]
-        lines += [f"\n{name} failed: {why}" for name, why in result["failed"].items()]
-    (folder / "report.md").write_text("\n".join(lines) + "\n")
-
-
-def write_pages(document: dict, folder: pathlib.Path) -> None:
-    """report.md, then report.html."""
-    write_markdown(document, folder)
-    spec = importlib.util.spec_from_file_location(
-        "bench_report", ROOT / "benchmarks/bench_report.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    (folder / "report.html").write_text(module.html_report(document))
 
 
 class Check:
@@ -520,7 +361,8 @@ class Check:
         suite = self.report.document["suite"]
         has_gpu = self.report.step("device", self.find_device)
         self.report.step("machine", lambda: describe_machine(
-            self.report.document, self.command, self.device or "none that can be used"))
+            self.report.document, self.command, self.device or "none that can be used",
+            interpreters()))
         if not has_gpu:
             self.report.leave_out("speed, real_gpu tests", "no GPU")
         if has_gpu:
@@ -559,8 +401,8 @@ class Check:
         steps = sum(row["failed"] != "" for row in document["steps"])
         targets = (f"targets {missed} missed of {len(document['verdicts'])}"
                    if document["verdicts"] else "no target was measured")
-        self.report.conclude(f"suite {failed} failed, {targets}, steps {steps} failed of "
-                             f"{len(document['steps'])}")
+        self.report.conclude(f"{self.device}: suite {failed} failed, {targets}, steps {steps} "
+                             f"failed of {len(document['steps'])}")
         print(f"reports in {self.arguments.out}")
         return 1 if failed or steps else 0
 

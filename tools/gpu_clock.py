@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time limits of gpu_check.py."""
+"""Time limits of gpu_check.py, and its commands, which have one."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 
@@ -34,3 +35,16 @@ def run_tests(command: list, environment: dict, limit: float,
         if left < limit:
             raise NoTimeError("no time left") from error
         raise
+
+
+def run(command: list, seconds: float, **options: object) -> str:
+    """Run a command and return its output."""
+    return subprocess.run([os.fspath(part) for part in command], check=True, capture_output=True,
+                          text=True, timeout=max(seconds, 1), **options).stdout
+
+
+def words_of(error: Exception) -> str:
+    """What a failed step said. With --json, the command writes its error to the standard output."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it did not end within {error.timeout:.0f} s"
+    return str(getattr(error, "stderr", None) or getattr(error, "stdout", None) or error)

@@ -9,9 +9,12 @@ import pathlib
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # The program of a method's process. It opens the device, and then executes one request per line of
 # its input: load (or save) `path` `count` times.
@@ -144,6 +147,13 @@ PREPARED = {"ours, load_model": "    global net\n    net = Net()",
 OF_FOLDERS = ("ours, the extension", "ours, load_file", "ours, load_file, own memory",
               "ours, safe_open")
 START_S, RUN_S = 60, 60
+
+
+def interpreters() -> list[str]:
+    """Python interpreters that may have torch and other loaders. The first that has is used."""
+    named = [os.environ.get("GPU_CHECK_PYTHON", ""), os.fspath(ROOT / ".venv/bin/python"),
+             sys.executable]
+    return [name for name in dict.fromkeys(named) if name and shutil.which(name)]
 
 
 class Worker:

@@ -54,7 +54,7 @@ from ._ranks.rank_parts import (
     tensor_named,
 )
 from ._ranks.torch_group import open_group
-from ._torch.gpu import check_present
+from ._torch.gpu import check_present, load_options
 from ._torch.torch_installed import torch
 from ._torch.torch_state import format_box, torch_dtype, torch_shape
 from ._torch.torch_tensors import export, make_item
@@ -119,9 +119,10 @@ class _Load:
     """A call of load_sharded on one rank."""
 
     def __init__(self, model: Any, cuts: Mapping[str, Cut], pg: Any, strategy: str,
-                 agreement: Agreement, readers: list[int]) -> None:
+                 agreement: Agreement, readers: list[int], on_gpu: Mapping[str, Any]) -> None:
+        """on_gpu: options for loads to this rank's GPU; empty for the CPU."""
         self.model, self.cuts, self.pg, self.strategy = model, cuts, pg, strategy
-        self.readers = readers
+        self.readers, self.on_gpu = readers, on_gpu
         self.agreement = agreement
         self.rank, self.ranks = pg.rank(), pg.size()
         self.result = ShardedTensors()
@@ -256,7 +257,12 @@ class _Load:
     def run(self) -> ShardedTensors:
         """Read the slices and exchange the rest."""
         if self._maps():
-            self._read_mapped()
+            if not self.on_gpu:
+                self._read_mapped()
+                return self.result
+            # Through the page cache, so that the ranks together read each byte once.
+            self.result.stats["slice"] = len(self.cuts)
+            self._read_slices(list(self.cuts), cache="keep")
             return self.result
         methods = self.methods()
         for method in methods.values():
@@ -275,13 +281,14 @@ class _Load:
     def _count(self, loader: Any) -> None:
         self.result.stats["bytes_read"] += loader.stats()["bytes_read"]
 
-    def _read_slices(self, names: list[str]) -> None:
+    def _read_slices(self, names: list[str], **options: Any) -> None:
         if not names:
             return
         items = self._part_items(names)
         failure: Exception | None = None
         try:
-            self.result.update(load_from(self.model, export, items, watch=self._count, mode="load"))
+            self.result.update(load_from(self.model, export, items, watch=self._count,
+                                         **{"mode": "load", **options, **self.on_gpu}))
         except Exception as error:
             failure = error
         self.agreement.agree("reading slices", error=failure)
@@ -369,10 +376,10 @@ class _Load:
 
 
 def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: float | None,
-                failure: Exception | None) -> ShardedTensors:
+                failure: Exception | None, on_gpu: Mapping[str, Any] = {}) -> ShardedTensors:
     """Open the model, agree on the request, and load.
 
-    failure: an earlier error of this rank, which all ranks raise.
+    failure: an earlier error of this rank, which all ranks raise. on_gpu: see _Load.
     """
     limit = None
     try:
@@ -391,7 +398,7 @@ def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: 
             model, readers = open_or_receive(files, pg, failure)
             if strategy == "slice" and len(readers) < pg.size():
                 raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
-            load = _Load(model, make_cuts(model, pg), pg, strategy, agreement, readers)
+            load = _Load(model, make_cuts(model, pg), pg, strategy, agreement, readers, on_gpu)
             lines = load.describe()
         except Exception as error:
             agreement.agree("the sharded load", error=error)
@@ -435,8 +442,9 @@ def load_sharded(
             Ranks notice its end one by one: one rank may have its tensors while another raises.
 
     Returns:
-        {name: tensor}, with statistics in `.stats`. With "auto" on one host, whole tensors and
-        parts along dimension 0 are views of the file, as those of load_file().
+        {name: tensor}, with statistics in `.stats`. With "auto" on one host and the CPU, whole
+        tensors and parts along dimension 0 are views of the file, as those of load_file(). Parts
+        that this rank reads itself go directly to a GPU; those of other ranks are copied there.
 
     Raises:
         KeyError: a name that the model lacks.
@@ -464,13 +472,16 @@ def load_sharded(
         return cuts
 
     failure: Exception | None = None
+    on_gpu: dict[str, Any] = {}
     try:
         check_present(device)
+        on_gpu = load_options(device)
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
-    result = _load_parts(filename, make_cuts, group, strategy, timeout, failure)
-    for name in result:
-        result[name] = result[name].to(device)
+    result = _load_parts(filename, make_cuts, group, strategy, timeout, failure, on_gpu)
+    if not on_gpu or result.stats["slice"] < len(result):
+        for name in result:
+            result[name] = result[name].to(device)
     return result
 
 

@@ -334,6 +334,7 @@ def load_model(
         raise ValueError(f"{name} has no effect without assign=True: the bytes are read into the "
                          "model's memory")
     device = check_device(device)
+    check_present(device)
     shared = share_options(share, share_grace, device)
     with contextlib.closing(open_files(filename, verify)) as file:
         load = ModuleLoad(file, model, assign, threads, device, {"mode": views, **shared})

@@ -405,6 +405,41 @@ def test_missing_devices(sample):
     """, sample)
 
 
+def test_machines_with_amd_gpus_alone(command, sample, tmp_path):
+    """Their devices are named where cuda is requested, and their driver's fault is reported."""
+    import subprocess
+
+    from fake_gpu import fakes_folder
+
+    folder = tmp_path / "amd"
+    folder.mkdir()
+    for name in ("libamdhip64.so", "libhiprtc.so"):
+        (folder / name).symlink_to(f"{fakes_folder()}/{name}")
+
+    def said(device, **more):
+        done = subprocess.run([command, "load", "--device", device, sample], text=True,
+                              env={**os.environ, "LD_LIBRARY_PATH": os.fspath(folder), **more},
+                              capture_output=True, check=False)
+        assert done.returncode != 0
+        return done.stderr
+
+    words = said("cuda:0")
+    assert "libcuda.so.1 was not found. The AMD GPUs of this machine are hip:0, hip:1" in words
+    for device in ("gpu", "pinned", "hip:0"):
+        words = said(device, FAKE_GPU_DEVICES="0")
+        assert "hip can't be used: the driver sees no device" in words, (device, words)
+
+
+def test_missing_devices_of_models(sample):
+    """torch's error, before the model is opened, although nothing is assigned."""
+    from fastsafetensors.torch import load_model
+
+    import torch
+
+    with pytest.raises(Exception, match="(?i)cuda"):
+        load_model(torch.nn.Linear(2, 2), sample, device="cuda:63", strict=False)
+
+
 def test_pinned_and_torch_memory(sample):
     """load_file's pin_memory and memory options."""
     run("""
@@ -445,6 +480,42 @@ def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
             del loaded, tensor
     assert len(given) == ({memory!r} == "torch") * 6 * 4, given
     """, tmp_path)
+
+
+def test_parts_of_ranks_are_read_to_their_gpus(torch, tmp_path):
+    """By the pipeline of the GPU, through the page cache; in memory of torch's allocator."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    generator = torch.Generator().manual_seed(3)
+    tensors = {f"t{i}": torch.randn(64, 4096, generator=generator) for i in range(6)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    store = tmp_path / "store"
+
+    def rank(number):
+        return run(f"""
+        torch = fake_gpu.give_torch_a_gpu()
+        import torch.distributed as dist
+        import fastsafetensors.distributed as ranks
+        ranks.check_present = lambda device: None
+        dist.init_process_group("gloo", init_method="file://" + folder, rank={number},
+                                world_size=2)
+        device = "cuda:{number}"
+        dims = {{f"t{{i}}": (0, 1, None)[i % 3] for i in range(6)}}
+        loaded = ranks.load_sharded(path, dims, dist.group.WORLD, device=device)
+        assert loaded.stats["slice"] == 6 and loaded.stats["bytes_sent"] == 0
+        assert list(loaded) == list(dims)
+        assert fake_gpu.torch_bytes and {{n for _, n in fake_gpu.torch_bytes}} == {{{number}}}
+        assert fake_gpu.count("copies") > 0
+        from safetensors.torch import load_file
+        whole = load_file(path)
+        for name, dim in dims.items():
+            part = whole[name] if dim is None else whole[name].chunk(2, dim)[{number}]
+            assert torch.equal(loaded[name], part), name
+        dist.destroy_process_group()
+        """, tmp_path / "m.safetensors", store)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
 
 
 def test_allocator_lives_as_long_as_the_load(sample):

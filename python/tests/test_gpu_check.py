@@ -56,7 +56,7 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
     shutil.copytree(os.path.dirname(fastsafetensors.__file__), tmp_path / "own/fastsafetensors")
     done, report = check(out, environment, "device_test_real_gpu", package=tmp_path / "own")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "verdict: suite 0 failed" in done.stdout
+    assert "verdict: cuda:0: suite 0 failed" in done.stdout
     assert [row for row in report["steps"] if row["failed"]] == []
     assert len(report["scenarios"]) == 6 and report["verdicts"]
     assert report["suite"]["device_test_real_gpu"]["passed"] == 9
@@ -71,9 +71,15 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
         assert rows["ours"]["stats"]["device_bytes"] > 0
     assert [row["name"] for row in report["setup"]] == ["ours, the extension"]
     assert any("set-up" in what for what, _, _ in report["verdicts"])
-    assert {"gpu", "nvidia_smi", "system", "file_system", "huge_pages", "torch",
-            "nvidia_fs"} <= set(report["machine"])
-    assert "| target | holds | measured |" in (out / "report.md").read_text()
+    assert {"date", "commit", "gpu", "nvidia-smi", "system", "file system", "huge pages", "torch",
+            "memory", "limit of locked memory", "nvidia-fs"} <= set(report["machine"])
+    assert "--small" in report["machine"]["arguments"]
+    page = (out / "report.md").read_text()
+    assert "| target | holds | measured |" in page
+    assert re.search(r"^- limit, bus_gbps: [\d.]+$", page, re.MULTILINE)
+    assert re.search(r"^ours, the last load: .*copied to the device.*; device_copies \d+, "
+                     r"device_launches \d+, device_wait_ns \d+, read_ns \d+, copy_ns \d+$",
+                     page, re.MULTILINE)
     sharing = {row["name"]: row["result"] for row in report["sharing"]}
     assert sharing["tensors sent by IPC"].startswith("not here: no interpreter has a torch")
     assert sharing["MIG instance"].startswith("not here: nvidia-smi")
@@ -268,13 +274,14 @@ def test_a_method_of_ours_that_fails_is_a_failed_step(monkeypatch, tmp_path):
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
     def lose(*_):
         raise subprocess.CalledProcessError(2, "load", '{"error": "the device is lost"}', "")
 
     bench = gpu_check.Bench(tmp_path, "cuda:0", gpu_check.Clock(10))
     bench._ours = lose
-    report = gpu_check.Report(tmp_path / "out")
+    report = gpu_report.Report(tmp_path / "out")
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"x")
     gpu_check.Check.scenario(types.SimpleNamespace(report=report, bench=bench), "t", path, "hot", 1)
@@ -292,9 +299,10 @@ def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, tmp_path, why, cod
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
     document = {"suite": {}, "steps": [{"title": "device", "failed": why, "seconds": 1}]}
-    report = gpu_check.Report(tmp_path)
+    report = gpu_report.Report(tmp_path)
     report.document.update(document)
     assert gpu_check.Check.tell(types.SimpleNamespace(report=report), False) == code
     assert f"verdict: {verdict}" in capsys.readouterr().out
@@ -308,13 +316,15 @@ def test_a_failed_step_counts(monkeypatch, capsys, tmp_path, why, code):
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
     steps = [{"title": title, "failed": words, "seconds": 1}
              for title, words in (("device", ""), ("limits", why))]
     document = {"suite": {}, "steps": steps, "verdicts": []}
-    report = gpu_check.Report(tmp_path)
+    report = gpu_report.Report(tmp_path)
     report.document.update(document)
-    checked = types.SimpleNamespace(report=report, arguments=types.SimpleNamespace(out="out"))
+    checked = types.SimpleNamespace(report=report, arguments=types.SimpleNamespace(out="out"),
+                                    device="cuda:0")
     assert gpu_check.Check.tell(checked, True) == code
     assert f"steps {code} failed of 2" in capsys.readouterr().out
 
@@ -325,17 +335,19 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
     why = {"ours, the extension": "ImportError: broken"}
     monkeypatch.setattr(gpu_check, "Ways", lambda *_: types.SimpleNamespace(
         missing={**why, "safetensors": "no interpreter"}, broken=lambda: why))
     checked = types.SimpleNamespace(
         package=tmp_path, device="cuda:0", command="fastsafetensors", bench=types.SimpleNamespace(),
-        report=gpu_check.Report(tmp_path / "out"))
+        report=gpu_report.Report(tmp_path / "out"))
     with pytest.raises(RuntimeError, match="^ours, the extension: ImportError: broken$"):
         gpu_check.Check.find_ways(checked)
-    assert "| safetensors | no interpreter |" in (
-        gpu_check.write_markdown(checked.report.document, tmp_path)
+    checked.report.leave_out("InstantTensor", "no interpreter")
+    assert "| safetensors, InstantTensor | no interpreter |" in (
+        gpu_report.write_markdown(checked.report.document, tmp_path)
         or (tmp_path / "report.md").read_text())
     why.clear()  # it was not built, which is a failed step by itself
     gpu_check.Check.find_ways(checked)
@@ -374,12 +386,13 @@ def test_tests_that_the_time_ends(monkeypatch, tmp_path, minutes, is_failed):
     """Tests that the end of the whole check cut off are left out; their own limit is a failure."""
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
     def run(words, timeout, **_):
         raise subprocess.TimeoutExpired(words, timeout)
 
     monkeypatch.setattr(gpu_check.subprocess, "run", run)
-    report = gpu_check.Report(tmp_path)
+    report = gpu_report.Report(tmp_path)
     for suite in (lambda: gpu_check.run_suite({}, tmp_path, "t", False, gpu_check.Clock(minutes)),
                   lambda: gpu_check.run_python_suite({}, tmp_path, gpu_check.Clock(minutes))):
         report.document["missing"].clear()
@@ -484,7 +497,8 @@ def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
     import gpu_check
 
     monkeypatch.setattr(gpu_check.subprocess, "run", lambda *_, **__: types.SimpleNamespace(
-        stdout=f"...\n{last}\n", stderr="", returncode=code))
+        stdout=f"...\nFAILED a.py::test_b - assert 1 == 2\nSKIPPED [1] a.py: no torch\n{last}\n",
+        stderr="", returncode=code))
     results = {}
     if counts is None:
         with pytest.raises(RuntimeError, match="could not be run"):
@@ -493,6 +507,7 @@ def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
     gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
     row = results["test_real_gpu.py"]
     assert (row["passed"], row["failed"], row["skipped"]) == counts
+    assert row["faults"] == ["FAILED a.py::test_b - assert 1 == 2", "SKIPPED [1] a.py: no torch"]
 
 
 @pytest.mark.parametrize(("has_torch", "broken"), [
@@ -545,14 +560,18 @@ def test_faults_of_tests_are_in_the_report(monkeypatch, tmp_path):
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
+    import gpu_report
 
-    ended = types.SimpleNamespace(stdout="# why\nnot ok 1 - the_state\n1..1\n", stderr="",
+    ended = types.SimpleNamespace(stdout="# a.c:3: x is 8, not 2\nnot ok 1 - the_state\n1..1\n", stderr="",
                                   returncode=1)
     monkeypatch.setattr(gpu_check, "run_tests", lambda *_: ended)
     (tmp_path / "report.html").write_text("of yesterday")
-    report = gpu_check.Report(tmp_path)
+    report = gpu_report.Report(tmp_path)
     assert not (tmp_path / "report.html").exists()
     gpu_check.run_suite(report.document["suite"], tmp_path, "device_test_gpu", True,
                         gpu_check.Clock(1))
     report.write()
-    assert "device_test_gpu: not ok 1 - the_state" in (tmp_path / "report.md").read_text()
+    page = (tmp_path / "report.md").read_text()
+    assert "device_test_gpu: not ok 1 - the_state" in page
+    assert "device_test_gpu: # a.c:3: x is 8, not 2" in page
+    assert report.document["suite"]["device_test_gpu"]["failed"] == 1

@@ -198,7 +198,7 @@ def test_hip_without_a_device(command, sample_file):
     if os.path.exists("/dev/kfd"):
         pytest.skip("this machine has an AMD GPU")
     said = hip("start").stdout
-    assert "the driver sees no device (HIP_VISIBLE_DEVICES may hide them, and /dev/kfd" in said
+    assert "the driver sees no device (/dev/kfd does not exist here)" in said
     environment = {**os.environ, "LD_LIBRARY_PATH": os.fspath(HIP_LIBRARIES)}
     done = subprocess.run([command, "load", "--device", "hip:0", sample_file], env=environment,
                           capture_output=True, text=True, timeout=120)

@@ -42,6 +42,8 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
 /// separate thread frees the memory when the device has finished using it.
 fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                               fst_error *error);
+/// The error of an allocator of the caller that has no memory on a device: FST_E_NO_MEMORY.
+fst_status fsti_device_full(fsti_device *device, uint64_t size_bytes, fst_error *error);
 /// Pinned CPU memory that the device maps at the same address.
 fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                                   fst_error *error);

@@ -2,6 +2,7 @@
 /// Loads the GPU drivers on first use, if they are installed.
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -74,10 +75,13 @@ static const char *words_of(const fsti_gpu_api *api, int code) {
 
 /// What the user can do about a driver without devices.
 static const char *no_device_hint(fst_device_kind kind) {
-    if (kind == FST_DEVICE_CUDA) return "CUDA_VISIBLE_DEVICES may hide them";
-    return access("/dev/kfd", F_OK) == 0
-               ? "HIP_VISIBLE_DEVICES may hide them"
-               : "HIP_VISIBLE_DEVICES may hide them, and /dev/kfd does not exist here";
+    bool is_cuda = kind == FST_DEVICE_CUDA;
+    if (!is_cuda && access("/dev/kfd", F_OK) != 0) return "/dev/kfd does not exist here";
+    if (!is_cuda && access("/dev/kfd", R_OK | W_OK) != 0)
+        return "this user may not open /dev/kfd: see the groups render and video";
+    if (getenv(is_cuda ? "CUDA_VISIBLE_DEVICES" : "HIP_VISIBLE_DEVICES") != NULL)
+        return is_cuda ? "CUDA_VISIBLE_DEVICES may hide them" : "HIP_VISIBLE_DEVICES may hide them";
+    return is_cuda ? "see whether nvidia-smi lists one" : "see whether rocminfo lists one";
 }
 
 /// The driver's name of a function.

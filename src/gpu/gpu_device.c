@@ -21,8 +21,11 @@ static struct {
 } opened = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static fst_status unsupported(const fsti_gpu_api *api, fst_error *error) {
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s",
-                          api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", api->reason);
+    bool is_cuda = api->kind == FST_DEVICE_CUDA;
+    bool is_amd = is_cuda && api->handle == NULL && fsti_gpu_driver(FST_DEVICE_HIP)->handle != NULL;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s%s",
+                          is_cuda ? "cuda" : "hip", api->reason,
+                          is_amd ? ". The AMD GPUs of this machine are hip:0, hip:1, ..." : "");
 }
 
 /// A driver does not work after fork(): its threads and mappings exist only in the parent.
@@ -98,13 +101,13 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
     return FST_OK;
 }
 
-/// The driver of a kind. For pinned memory any available driver.
+/// The driver of a kind. For pinned memory any that can be used, or else one that is there.
 static const fsti_gpu_api *driver_of(fst_device_kind kind) {
     if (kind == FST_DEVICE_HIP) return fsti_gpu_driver(FST_DEVICE_HIP);
     const fsti_gpu_api *cuda = fsti_gpu_driver(FST_DEVICE_CUDA);
     if (kind == FST_DEVICE_CUDA || cuda->status == FST_OK) return cuda;
     const fsti_gpu_api *hip = fsti_gpu_driver(FST_DEVICE_HIP);
-    return hip->status == FST_OK ? hip : cuda;
+    return hip->status == FST_OK || (cuda->handle == NULL && hip->handle != NULL) ? hip : cuda;
 }
 
 fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *error) {
@@ -118,9 +121,9 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
     fsti_gpu_errors_end(api, before);
     if (index >= api->visible_count || index >= DEVICE_COUNT_MAX)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                              "device %s:%d does not exist (there %s %d)",
+                              "device %s:%d does not exist (%d %s visible)",
                               api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)index,
-                              api->visible_count == 1 ? "is" : "are", api->visible_count);
+                              api->visible_count, api->visible_count == 1 ? "is" : "are");
     fst_status status = FST_OK;
     pthread_mutex_lock(&opened.lock);
     fsti_device **entry = &opened.devices[api->kind == FST_DEVICE_CUDA ? 0 : 1][index];

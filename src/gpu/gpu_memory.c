@@ -22,6 +22,14 @@ static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, 
     return FST_E_NO_MEMORY;
 }
 
+fst_status fsti_device_full(fsti_device *device, uint64_t size_bytes, fst_error *error) {
+    FST_TRY(fsti_device_enter(device, error));
+    fst_status status = out_of_memory(device, size_bytes, error);
+    if (error != NULL) error->device_code = 0; // the driver itself was not asked
+    fsti_device_leave(device);
+    return status;
+}
+
 fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                               fst_error *error) {
     uint64_t address = 0;

@@ -354,7 +354,7 @@ void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size) 
     const device_lane *lane = pipeline->device_lane;
     text[0] = '\0';
     if (lane == NULL) return;
-    snprintf(text, size, ", copied to the device through %u slots of %u MiB%s%s, gds: %s",
+    snprintf(text, size, ", copied to the device through at most %u slots of %u MiB%s%s, gds: %s",
              (unsigned)slots_wanted(&pipeline->job), (unsigned)(FSTI_STAGING_CHUNK_BYTES_MAX >> 20),
              fsti_staging_is_pinned(lane->ring) ? "" : ", not all of them pinned (slower)",
              atomic_load(&lane->lacks_kernels) ? ", scattered by the CPU" : "",

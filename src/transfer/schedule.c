@@ -93,12 +93,10 @@ static fst_status use_callers_memory(fsti_pipeline *pipeline, const fsti_plan_ba
     fst_status status = fsti_pipeline_call_allocator(pipeline, &foreign, out, error);
     if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
-        fst_device id = fsti_device_id(job->device);
-        return fsti_error_set(error, status, FSTI_NO_LOCATION,
-                              "out of device memory: %llu bytes needed of the caller's allocator "
-                              "on %s:%d",
-                              (unsigned long long)batch->buffer_bytes,
-                              id.kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)id.index);
+        status = fsti_device_full(job->device, batch->buffer_bytes, error);
+        if (error != NULL)
+            fsti_append(error->message, sizeof error->message, ", from the caller's allocator");
+        return status;
     }
     FST_TRY(status);
     status = pipeline->follow(pipeline, error);

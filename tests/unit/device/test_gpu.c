@@ -412,7 +412,7 @@ TEST(devices_have_names)
     CHECK_INT(fst_device_count((fst_device_kind)9), 0);
     fst_error error;
     CHECK_INT(fst_device_info_get((fst_device){FST_DEVICE_CUDA, 7}, &info, &error), FST_E_ARGUMENT);
-    CHECK(strstr(error.message, "cuda:7 does not exist (there are 2") != NULL);
+    CHECK(strstr(error.message, "cuda:7 does not exist (2 are visible") != NULL);
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     options.mode = FST_MODE_MAP;
     fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
