@@ -9,16 +9,20 @@ the reason, so that a report shows what was looked for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from typing import IO
 
-CELL_S = 40
+CELL_S = 40  # of a cell, with all its processes
 # Loads a file, sends copies of the tensors to another process by torch's IPC, and compares the sums
 # of bytes.
 IPC_PROGRAM = """
@@ -26,9 +30,12 @@ import sys, time
 import torch
 from fastsafetensors.torch import load_file
 def receive(tensors, sums):
-    for tensor in iter(tensors.get, None):
-        sums.put(int(tensor.view(torch.uint8).sum(dtype=torch.int64)))
-        del tensor
+    try:
+        for tensor in iter(tensors.get, None):
+            sums.put(int(tensor.view(torch.uint8).sum(dtype=torch.int64)))
+            del tensor
+    except Exception as error:
+        sums.put(f"the other process: {type(error).__name__}: {error}")
 if __name__ == "__main__":
     path, device = sys.argv[1], sys.argv[2].replace("hip", "cuda")
     context = torch.multiprocessing.get_context("spawn")
@@ -42,7 +49,8 @@ if __name__ == "__main__":
         tensor = tensor.clone()  # torch sends whole allocations only
         start = time.perf_counter()
         tensors.put(tensor)
-        assert sums.get(timeout=120) == expected, f"{name} differs in the other process"
+        found = sums.get(timeout=20)
+        assert found == expected, f"{name}: {found} in the other process, {expected} here"
         times.append(time.perf_counter() - start)
     tensors.put(None)
     process.join(30)
@@ -104,42 +112,68 @@ class Sharing:
         """command: the program fastsafetensors. package: the folder of the Python package."""
         self.command, self.device, self.path = command, device, path
         self.pythons, self.package = pythons, package
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.outputs: dict[int, IO[bytes]] = {}
+        self.end = float("inf")
 
-    def _start(self, environment: dict[str, str], device: str) -> subprocess.Popen[str]:
-        words = [os.fspath(self.command), "load", "--device", device, "--json", "--repeat", "3",
-                 os.fspath(self.path)]
-        process = subprocess.Popen(words, text=True, env={**os.environ, **environment},
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def begin(self) -> None:
+        """Begin a cell."""
+        self.end = time.monotonic() + CELL_S
+
+    def _left(self) -> float:
+        """The seconds that the cell may still take."""
+        return max(self.end - time.monotonic(), 0.1)
+
+    def _run(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a process in a group of its own. Its output goes to a file, which holds all."""
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True)
         self.started.append(process)
+        self.outputs[process.pid] = output
         return process
 
+    def _start(self, environment: dict[str, str], device: str) -> subprocess.Popen[bytes]:
+        return self._run([os.fspath(self.command), "load", "--device", device, "--json",
+                          "--repeat", "3", os.fspath(self.path)], environment)
+
     def stop(self) -> None:
-        """Kill the processes that a failed cell has left."""
+        """Kill the processes that a failed cell has left, and those that they have started."""
         while self.started:
             process = self.started.pop()
-            if process.poll() is None:
-                process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            self.outputs.pop(process.pid).close()
 
-    def _seconds(self, process: subprocess.Popen[str]) -> float:
+    def _seconds(self, process: subprocess.Popen[bytes]) -> float:
         """Of the last load of a process."""
         return self._finish(process)[0]
 
-    def _finish(self, process: subprocess.Popen[str]) -> tuple[float, int]:
+    def _finish(self, process: subprocess.Popen[bytes]) -> tuple[float, int]:
         """The seconds of the last load of a process, and its most resident memory in MiB."""
-        assert process.stdout is not None and process.stderr is not None
-        end, pid = time.monotonic() + CELL_S, 0
-        while not pid:  # not communicate(): it does not report the memory
+        output, resident_bytes = self._wait(process)
+        rows = [line for line in output.splitlines() if line.startswith("{")]
+        return float(json.loads(rows[-1])["seconds"]), resident_bytes >> 20
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> tuple[str, int]:
+        """What a process has written, and its most resident memory in bytes."""
+        pid = 0
+        while not pid:  # not wait(): it does not report the memory
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if not pid and time.monotonic() > end:
+            if not pid and time.monotonic() > self.end:
                 raise subprocess.TimeoutExpired(process.args, CELL_S)
             time.sleep(0.01)
         process.returncode = os.waitstatus_to_exitcode(status)
-        with process.stdout, process.stderr:
-            output, errors = process.stdout.read(), process.stderr.read()
+        file = self.outputs[process.pid]
+        file.seek(0)
+        output = file.read().decode(errors="replace")
+        if process.returncode < 0:
+            name = signal.Signals(-process.returncode).name
+            raise RuntimeError(f"{name} ended it: {output[-300:]}")
         if process.returncode != 0:
-            raise RuntimeError((errors.strip() or output.strip())[-300:])
-        return float(json.loads(output.splitlines()[-1])["seconds"]), usage.ru_maxrss // 1024
+            raise RuntimeError(output.strip()[-300:])
+        return output, usage.ru_maxrss << 10
 
     def _run_program(self, name: str, program: str, words: list[str]) -> str:
         """The output of a program with torch, in the first interpreter that has it for GPUs."""
@@ -149,19 +183,16 @@ class Sharing:
         for python in self.pythons:
             probe = subprocess.run(
                 [python, "-c", "import torch; assert torch.cuda.is_available()"],
-                capture_output=True, timeout=CELL_S, check=False, env=environment)
+                capture_output=True, timeout=self._left(), check=False, env=environment)
             if probe.returncode == 0:
                 break
         else:
             raise NotHere("no interpreter has a torch that can use this GPU")
         path = self.path.parent / name  # spawn imports it by its path
         path.write_text(program)
-        done = subprocess.run([python, os.fspath(path), os.fspath(self.path), *words],
-                              capture_output=True, text=True, timeout=CELL_S, check=False,
-                              env=environment)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr.strip()[-300:])
-        return done.stdout.strip()
+        output = self._wait(self._run([python, os.fspath(path), os.fspath(self.path), *words],
+                                      environment))[0]
+        return output.strip().splitlines()[-1]
 
     def ipc(self) -> str:
         """Send loaded tensors to another process through torch."""
@@ -186,7 +217,9 @@ class Sharing:
         try:
             self._seconds(self._start({"CUDA_VISIBLE_DEVICES": ""}, "cuda:0"))
         except RuntimeError as error:
-            return f"{self._speed(seconds)} to number {len(found) - 1}; none visible: {error}"
+            if "device" in str(error):
+                return f"{self._speed(seconds)} to number {len(found) - 1}; none visible: {error}"
+            raise
         raise RuntimeError("a load succeeded with CUDA_VISIBLE_DEVICES=''")
 
     def _nvidia_smi(self) -> str:
@@ -194,7 +227,7 @@ class Sharing:
         if not shutil.which("nvidia-smi"):
             raise NotHere("nvidia-smi is missing, which lists the names")
         return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True,
-                              timeout=CELL_S, check=False).stdout
+                              timeout=self._left(), check=False).stdout
 
     def mig(self) -> str:
         """Load to the first MIG instance, by its name."""
@@ -217,10 +250,13 @@ class Sharing:
     def _devices(self) -> list[str]:
         """The names of all devices of this kind."""
         listed = subprocess.run([os.fspath(self.command), "engines", "--json"],
-                                capture_output=True, text=True, timeout=CELL_S, check=True).stdout
+                                capture_output=True, text=True, timeout=self._left(),
+                                check=True).stdout
+        rows = {row["name"]: row for row in json.loads(listed)["engines"]}
         kind = self.device.partition(":")[0]
-        reason = next(row["reason"] for row in json.loads(listed)["engines"]
-                      if row["name"] == kind)
+        if kind == "gpu":
+            kind = "cuda" if rows["cuda"]["usable"] else "hip"
+        reason = rows[kind]["reason"]
         found = re.match(r"(\d+) device", reason)
         return [f"{kind}:{i}" for i in range(int(found[1]) if found else 1)]
 
@@ -252,8 +288,7 @@ def measure_cell(name: str, cell: Callable[[], str]) -> dict[str, str]:
         result = cell()
     except NotHere as reason:
         result = f"not here: {reason}"
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError,
-            subprocess.SubprocessError) as error:
+    except Exception as error:
         result = f"failed: {type(error).__name__}: {error}"
     result = " ".join(result.split()).replace("|", "/")  # a row of a table
     print(f"  {name}: {result}", flush=True)
@@ -276,6 +311,7 @@ def measure_sharing(sharing: Sharing, has_time: Callable[[], bool]) -> list[dict
         def work(cell: Callable[[Sharing], str] = cell) -> str:
             if not has_time():
                 raise NotHere("no time left")
+            sharing.begin()
             try:
                 return cell(sharing)
             finally:

@@ -33,7 +33,7 @@ typedef struct fst_device {
 } fst_device;
 
 /// Parses "cpu", "cuda", "cuda:1", "hip:0", "pinned", or "gpu" (HIP if only its driver has a GPU,
-/// else CUDA; an index may follow). Does not check that the device exists. Other text is
+/// or is installed, else CUDA; an index may follow). Does not check that the device exists. Other text is
 /// FST_E_ARGUMENT.
 FST_API FST_NODISCARD fst_status fst_device_parse(const char *text, fst_device *out,
                                                   fst_error *error);
@@ -57,7 +57,8 @@ typedef struct fst_device_info {
 
 /// Describes a device. Creates its primary context (which frameworks share) unless the process has
 /// it. Errors: FST_E_UNSUPPORTED (no driver, a driver that is too old, or a child after fork()),
-/// FST_E_ARGUMENT (no such device), FST_E_DEVICE (the driver reports an error).
+/// FST_E_ARGUMENT (no such device), FST_E_NO_MEMORY (the driver has none for a context),
+/// FST_E_DEVICE (the driver reports another error).
 FST_API FST_NODISCARD fst_status fst_device_info_get(fst_device device, fst_device_info *out,
                                                      fst_error *error);
 

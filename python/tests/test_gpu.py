@@ -337,9 +337,10 @@ def test_full_device_empties_the_torch_cache(sample):
     """, sample, FAKE_GPU_MEMORY="4000000")
 
 
+@pytest.mark.parametrize("memory", ["own", "torch"])
 @pytest.mark.parametrize("function", ["cuDevicePrimaryCtxRetain", "cuStreamCreate",
-                                      "cuMemcpyHtoDAsync"])
-def test_a_device_without_memory_for_the_driver_is_full(sample, function):
+                                      "cuMemcpyHtoDAsync", "cuEventRecord", "cuLaunchKernel"])
+def test_a_device_without_memory_for_the_driver_is_full(sample, function, memory):
     """For a context, a stream or a copy: torch gives back what it keeps, and the load succeeds."""
     run(f"""
     import ctypes
@@ -348,7 +349,7 @@ def test_a_device_without_memory_for_the_driver_is_full(sample, function):
     driver = fake_gpu.library()
     fake_gpu.taken.clear()
     driver.fake_gpu_fail({function.encode()!r}, ctypes.c_long(1), ctypes.c_long(2))
-    load_file(path, "cuda:0", allocator="own")
+    load_file(path, "cuda:0", allocator={memory!r})
     assert "emptied" in fake_gpu.taken, fake_gpu.taken
     """, sample)
 

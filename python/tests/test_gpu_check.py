@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from fake_gpu import ROOT, fakes_folder
@@ -199,6 +200,52 @@ echo '{{"seconds": 0.5}}'
         sharing, lambda: True)[1]["result"]
     assert len(started) >= 9
     assert all(process.wait(10) == -signal.SIGKILL for process in started)
+
+
+def test_cells_of_several_processes_that_fail(tmp_path, monkeypatch):
+    """A failure of any kind is a row of its own, and leaves no process."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_sharing
+
+    command = tmp_path / "load"
+    engines = {"engines": [{"name": "cuda", "reason": "no driver", "usable": False},
+                           {"name": "hip", "reason": "2 device(s), the first: H", "usable": True}]}
+    command.write_text(f"""#!/bin/sh
+[ $1 = engines ] && echo '{json.dumps(engines)}' && exit
+[ -z "${{CUDA_VISIBLE_DEVICES-all}}" ] && kill -SEGV $$
+head -c 100000 /dev/zero >&2
+echo
+echo '{{"seconds": 0.5}}'
+""")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: H (UUID: GPU-4)'\n")
+    for tool in (smi, command):
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    model = tmp_path / "model"
+    model.write_bytes(bytes(10_000_000))
+    sharing = gpu_sharing.Sharing(command, "gpu", model, [], None)
+    rows = {row["name"]: row["result"]
+            for row in gpu_sharing.measure_sharing(sharing, lambda: True)}
+    assert rows["GPU chosen by its UUID"].startswith("failed: RuntimeError: SIGSEGV ended it")
+    assert rows["each GPU, all at once"].startswith("hip:0 0.02 GB/s, hip:1 0.02 GB/s; at once")
+    command.write_text("#!/bin/sh\necho '[]'\n")
+    rows = gpu_sharing.measure_sharing(sharing, lambda: True)
+    assert len(rows) == 7
+    assert rows[5]["result"].startswith("failed: TypeError")
+    process = sharing._run(["sh", "-c", "sleep 1000 & echo $! && wait"], {})
+    output = sharing.outputs[process.pid].name
+    while not os.fstat(output).st_size:
+        time.sleep(0.01)
+    child = int(os.pread(output, 20, 0))
+    sharing.stop()
+    end = time.monotonic() + 10
+    while pathlib.Path(f"/proc/{child}/stat").exists() and time.monotonic() < end:
+        if " Z " in pathlib.Path(f"/proc/{child}/stat").read_text():
+            break
+        time.sleep(0.01)
+    else:
+        assert not pathlib.Path(f"/proc/{child}").exists()
 
 
 def test_program_that_sends_tensors(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 /// of library.c, for which another fork() may be waiting with all other locks, so it takes none.
 static void lock_all(void) {
     if (fsti_library_is_loading()) return;
+    fsti_library_start_wait(); // without locks, because loads to the CPU do not wait for drivers
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
     for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
@@ -68,8 +69,10 @@ static void unlock_in_child(void) {
 
 static void register_handlers(void) { pthread_atfork(lock_all, unlock_all, unlock_in_child); }
 
+void fsti_fork_begin(void) { pthread_once(&register_once, register_handlers); }
+
 void fsti_fork_lock(void *mutex) {
-    pthread_once(&register_once, register_handlers);
+    fsti_fork_begin();
     pthread_mutex_lock(&list_lock);
     size_t i = 0;
     while (i < lock_count && locks[i] != mutex) i++;
@@ -78,7 +81,7 @@ void fsti_fork_lock(void *mutex) {
 }
 
 void fsti_fork_last_lock(void *mutex) {
-    pthread_once(&register_once, register_handlers);
+    fsti_fork_begin();
     pthread_mutex_lock(&list_lock);
     if (last_lock_count < LAST_LOCK_COUNT_MAX) last_locks[last_lock_count++] = mutex;
     pthread_mutex_unlock(&list_lock);
@@ -108,7 +111,7 @@ static int list_file(int fd, uint64_t forks) {
 }
 
 int fsti_lockable_open(const char *path, int flags) {
-    pthread_once(&register_once, register_handlers);
+    fsti_fork_begin();
     for (;;) {
         uint64_t forks = count_forks();
         int fd = open(path, flags | O_CLOEXEC, 0666);

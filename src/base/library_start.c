@@ -56,13 +56,16 @@ bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms) {
     return is_done;
 }
 
-void fsti_library_start_before_fork(void) {
+void fsti_library_start_wait(void) {
     pthread_mutex_lock(&lock);
     while (running_count > 0 && fsti_now_ns() < last_deadline_ns) {
         pthread_mutex_unlock(&lock);
         usleep(PAUSE_US_MAX);
         pthread_mutex_lock(&lock);
     }
+    pthread_mutex_unlock(&lock);
 }
+
+void fsti_library_start_before_fork(void) { pthread_mutex_lock(&lock); }
 
 void fsti_library_start_after_fork(void) { pthread_mutex_unlock(&lock); }

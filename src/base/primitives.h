@@ -168,6 +168,8 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
+/// Has fork() call the library's handlers, although no mutex is registered yet.
+void fsti_fork_begin(void);
 /// How many files a process can have open for locks.
 #define FSTI_LOCKED_FILES_MAX 1024
 /// Opens a file that will be locked, as open(2) does, with O_CLOEXEC and mode 0666. A child of
@@ -203,6 +205,8 @@ uint64_t fsti_memory_left(void);
 uint64_t fsti_memory_total(void);
 /// Remaining address space (RLIMIT_AS); UINT64_MAX: unlimited or unknown.
 uint64_t fsti_address_space_left(void);
+/// The largest file that this process may write, or UINT64_MAX. Writing more sends SIGXFSZ.
+uint64_t fsti_file_size_max(void);
 /// Reads the first number after `name` in a text file of the kernel. False if the name is missing.
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
 /// For tests: replaces the cgroup tree and the list of this process's groups. NULL: the real ones.
@@ -239,7 +243,9 @@ typedef struct fsti_library_start {
 /// for a running start until the same limit. From any thread. (library_start.c)
 bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms);
 
-/// Called by fork()'s handlers of fork_locks.c.
+/// Called by fork()'s handlers of fork_locks.c. The first waits for starts that run; one that
+/// begins between it and the second is forked in the middle, as one that is late.
+void fsti_library_start_wait(void);
 void fsti_library_start_before_fork(void);
 void fsti_library_start_after_fork(void);
 void fsti_library_before_fork(void);

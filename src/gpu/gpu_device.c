@@ -117,9 +117,9 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
     if (api->status != FST_OK) return unsupported(api, error);
     FST_TRY(check_fork(api, error));
     int before = fsti_gpu_errors_begin(api);
-    int32_t index = wanted.index < 0 ? chosen_index(api, wanted.kind) : wanted.index;
+    int32_t index = wanted.index == -1 ? chosen_index(api, wanted.kind) : wanted.index;
     fsti_gpu_errors_end(api, before);
-    if (index >= api->visible_count || index >= DEVICE_COUNT_MAX)
+    if (index < 0 || index >= api->visible_count || index >= DEVICE_COUNT_MAX)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "device %s:%d does not exist (%d %s visible)",
                               api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)index,
@@ -247,6 +247,7 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
     out->converts = fsti_gpu_kernels(device, NULL) == FST_OK;
     if (!out->converts)
         snprintf(out->converts_reason, sizeof out->converts_reason, "%s", device->kernels_reason);
+    fsti_text_make_printable(out->converts_reason);
     fsti_device_leave(device);
     return fsti_gpu_error(&calls, "querying the memory", error);
 }

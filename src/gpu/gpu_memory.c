@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Device memory, pinned CPU memory, and copies from the device.
+#include <stdio.h>
 #include <string.h>
 
 #include "gpu_private.h"
@@ -12,12 +13,14 @@ static void release_device(fsti_buffer *buffer) {
 
 static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, fst_error *error) {
     size_t available = 0, all = 0;
-    device->api->memory_info(&available, &all);
+    char free_text[64] = "";
+    if (device->api->memory_info(&available, &all) == 0)
+        snprintf(free_text, sizeof free_text, ", %llu of %llu available",
+                 (unsigned long long)fsti_min(available, all), (unsigned long long)all);
     fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
-                   "out of device memory: %llu bytes needed, %llu of %llu available on %s:%d",
-                   (unsigned long long)size_bytes, (unsigned long long)fsti_min(available, all),
-                   (unsigned long long)all, device->api->kind == FST_DEVICE_CUDA ? "cuda" : "hip",
-                   (int)device->index);
+                   "out of device memory: %llu bytes needed%s on %s:%d",
+                   (unsigned long long)size_bytes, free_text,
+                   device->api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)device->index);
     if (error != NULL) error->device_code = GPU_OUT_OF_MEMORY;
     return FST_E_NO_MEMORY;
 }

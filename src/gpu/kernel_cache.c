@@ -210,9 +210,9 @@ static void limit_folder(int folder) {
         struct stat info;
         bool is_temporary = is_temporary_name(entry->d_name);
         if (!is_temporary && !is_named(entry->d_name, "hip-", 16)) continue;
-        if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
-            !is_kernel_file(folder, entry->d_name))
-            continue;
+        if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        bool is_begun = is_temporary && S_ISREG(info.st_mode) && info.st_size == 0;
+        if (!is_begun && !is_kernel_file(folder, entry->d_name)) continue;
         if (is_temporary && time(NULL) - info.st_mtim.tv_sec > LEFTOVER_AGE_S)
             (void)unlinkat(folder, entry->d_name, 0);
         if (is_temporary) continue;
@@ -233,6 +233,10 @@ static bool write_file(int folder, const char *key, const fsti_kernel_code *code
     file_head head = {.key_size = strlen(key), .code_size = code->size};
     memcpy(head.magic, magic, sizeof magic);
     head.checksum = checksum_of(key, code);
+    if (sizeof head + head.key_size + head.code_size > fsti_file_size_max()) {
+        errno = EFBIG;
+        return false;
+    }
     name_of(key, name, sizeof name);
     snprintf(temporary, sizeof temporary, "new-%d-%016llx", (int)getpid(),
              (unsigned long long)fsti_random());

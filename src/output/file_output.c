@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -135,18 +134,16 @@ static fst_status no_space(const fsti_output *output, fst_error *error) {
 }
 
 fst_status fsti_file_check_limit(const char *path, uint64_t size_bytes, fst_error *error) {
-    struct rlimit limit;
+    uint64_t limit = fsti_file_size_max();
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = path;
     location.os_errno = EFBIG;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        size_bytes <= limit.rlim_cur)
-        return FST_OK;
+    if (size_bytes <= limit) return FST_OK;
     return fsti_error_set(error, FST_E_NO_SPACE, location,
                           "the file would have %" PRIu64
                           " bytes, but this process can only write files of "
                           "%" PRIu64 " at most (ulimit -f)",
-                          size_bytes, (uint64_t)limit.rlim_cur);
+                          size_bytes, limit);
 }
 
 /// Reserves space. Refuses first if the file system is too small, because ext4 allocates everything

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -120,16 +119,9 @@ static found_file use_file(fsti_share *share, const share_header *head) {
     return FILE_ABSENT;
 }
 
-/// Whether the process may make a file of that size. Exceeding the limit would end it by SIGXFSZ.
-static bool is_allowed(uint64_t file_bytes) {
-    struct rlimit limit;
-    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-           file_bytes <= limit.rlim_cur;
-}
-
 /// Creates the file with its header. Memory for the data is reserved batch by batch.
 static bool make_file(fsti_share *share, const share_header *head) {
-    if (!is_allowed(share->file_bytes)) {
+    if (share->file_bytes > fsti_file_size_max()) {
         errno = EFBIG;
         return false;
     }

@@ -59,12 +59,12 @@ def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) 
         check_dtype(_dtypes(model, items), options["dtype"])
     if not _is_on_gpu(options):
         return model.load(items, **options)
-    from .._torch.gpu import shares_memory, torch_memory
+    from .._torch.gpu import retrying, shares_memory, torch_memory
 
     number = int(options["device"].partition(":")[2])
     if memory == "torch" and not shares_memory(number, options.get("unified", "auto")):
         options.update(torch_memory(number))
-    return model.load(items, **options)
+    return retrying(lambda: model.load(items, **options))
 
 
 def close_load(loader: Loader) -> None:
@@ -121,8 +121,8 @@ def load_from(
                 watch(loader)
             return export(loader)
 
-    if not _is_on_gpu(options) or options.get("memory") == "torch":
-        return load()  # when a device is full, torch's memory is requested twice
+    if not _is_on_gpu(options):
+        return load()
     from .._torch.gpu import retrying
 
     return retrying(load)

@@ -7,6 +7,9 @@
 ///   HIP_TOOLKIT: the toolkit's folder has the compiler.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -90,7 +93,47 @@ static int meet_slow_start(fst_device_kind kind) {
     return fst_device_info_get((fst_device){kind, 0}, &info, &error) == FST_OK ? 0 : 4;
 }
 
+static atomic_bool has_forked;
+
+static void *ask_driver(void *context) {
+    (void)context;
+    (void)fst_device_count(FST_DEVICE_CUDA);
+    return NULL;
+}
+
+static void *fork_once(void *context) {
+    (void)context;
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    atomic_store(&has_forked, true);
+    waitpid(child, NULL, 0);
+    return NULL;
+}
+
+/// While a driver starts, fork() waits for it; models are opened meanwhile.
+static int meet_fork(const char *path) {
+    pthread_t threads[2];
+    fst_model *model;
+    fst_error error;
+    if (pthread_create(&threads[0], NULL, ask_driver, NULL) != 0) return 1;
+    usleep(100000);
+    if (pthread_create(&threads[1], NULL, fork_once, NULL) != 0) return 1;
+    usleep(100000);
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_loader *loader;
+    if (fst_model_open(path, NULL, &model, &error) != FST_OK ||
+        fst_loader_open(model, &options, &loader, &error) != FST_OK ||
+        fst_loader_wait(loader, -1, &error) != FST_OK)
+        return 2;
+    fst_loader_close(loader);
+    fst_model_close(model);
+    bool was_earlier = !atomic_load(&has_forked);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    return was_earlier && atomic_load(&has_forked) ? 0 : 3;
+}
+
 __attribute__((constructor)) static void meet_if_asked(void) {
+    if (getenv("MEET_FORK") != NULL) exit(meet_fork(getenv("MEET_FORK")));
     if (getenv("MEET_SLOW") != NULL)
         exit(meet_slow_start(getenv("MEET_CUDA") != NULL ? FST_DEVICE_CUDA : FST_DEVICE_HIP));
     const char *expected = getenv("MEET");
@@ -155,6 +198,15 @@ TEST(drivers_that_do_not_start_are_refused)
         unsetenv("MEET_CUDA");
         CHECK(met);
     }
+}
+
+TEST(loads_to_the_cpu_do_not_wait_for_a_fork_that_waits_for_a_driver)
+{
+    const char *path = gpu_all_patterns(0);
+    setenv("FAKE_GPU_INIT_US", "2000000", 1);
+    bool met = gpu_restart_with("MEET_FORK", path);
+    unsetenv("FAKE_GPU_INIT_US");
+    CHECK(met);
 }
 
 TEST(each_function_may_be_missing)
@@ -400,15 +452,25 @@ TEST(the_kernel_folder_is_bounded)
     // Files that only have such names stay.
     snprintf(said, sizeof said,
              "cd %s && for i in a b; do printf fstkern1 > new-1-00000000000000a$i; done &&"
-             " touch new-1-00000000000000cc hip-00000000000000dd && touch -d '2 hours ago'"
-             " new-1-00000000000000ab new-1-00000000000000cc hip-00000000000000dd",
+             " printf x > new-1-00000000000000cc && touch hip-00000000000000dd &&"
+             " touch -d '2 hours ago' new-1-00000000000000ab new-1-00000000000000cc"
+             " hip-00000000000000dd new-1-00000000000000ee",
              folder);
     CHECK_INT(system(said), 0);
     fsti_kernel_cache_write("key 41", &code, note, sizeof note);
     snprintf(said, sizeof said,
              "cd %s && test -e new-1-00000000000000aa && ! test -e new-1-00000000000000ab &&"
-             " test -e new-1-00000000000000cc && test -e hip-00000000000000dd",
+             " test -e new-1-00000000000000cc && test -e hip-00000000000000dd &&"
+             " ! test -e new-1-00000000000000ee",
              folder);
     CHECK_INT(system(said), 0);
+    // A limit of file sizes, beyond which the kernel would end this process.
+    struct rlimit before, none = {0};
+    getrlimit(RLIMIT_FSIZE, &before);
+    none.rlim_max = before.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &none);
+    fsti_kernel_cache_write("key 42", &code, note, sizeof note);
+    setrlimit(RLIMIT_FSIZE, &before);
+    CHECK_CONTAINS(note, "can't be written: File too large");
     unsetenv("FASTSAFETENSORS_KERNEL_CACHE_DIR");
 }
