@@ -33,8 +33,8 @@ typedef struct fst_device {
 } fst_device;
 
 /// Parses "cpu", "cuda", "cuda:1", "hip:0", "pinned", or "gpu" (HIP if only its driver has a GPU,
-/// or is installed, else CUDA; an index may follow). Does not check that the device exists. Other text is
-/// FST_E_ARGUMENT.
+/// or is installed, else CUDA; an index may follow). Does not check that the device exists. Other
+/// text is FST_E_ARGUMENT.
 FST_API FST_NODISCARD fst_status fst_device_parse(const char *text, fst_device *out,
                                                   fst_error *error);
 

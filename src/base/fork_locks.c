@@ -22,7 +22,6 @@ static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; ///< taken after 
 static int locked_files[FSTI_LOCKED_FILES_MAX];                ///< descriptors
 static size_t locked_file_count;
 static uint64_t fork_count;
-static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
 /// Called by fork() before it copies the process. All locks are held during the copy, so the data
 /// that they protect is consistent in the child.
@@ -67,12 +66,13 @@ static void unlock_in_child(void) {
     unlock_all();
 }
 
-static void register_handlers(void) { pthread_atfork(lock_all, unlock_all, unlock_in_child); }
-
-void fsti_fork_begin(void) { pthread_once(&register_once, register_handlers); }
+/// When the library is loaded, before a program's own constructors use it: a fork must also find the
+/// lock of library.c, which is not registered.
+__attribute__((constructor(101))) static void register_handlers(void) {
+    pthread_atfork(lock_all, unlock_all, unlock_in_child);
+}
 
 void fsti_fork_lock(void *mutex) {
-    fsti_fork_begin();
     pthread_mutex_lock(&list_lock);
     size_t i = 0;
     while (i < lock_count && locks[i] != mutex) i++;
@@ -81,7 +81,6 @@ void fsti_fork_lock(void *mutex) {
 }
 
 void fsti_fork_last_lock(void *mutex) {
-    fsti_fork_begin();
     pthread_mutex_lock(&list_lock);
     if (last_lock_count < LAST_LOCK_COUNT_MAX) last_locks[last_lock_count++] = mutex;
     pthread_mutex_unlock(&list_lock);
@@ -111,7 +110,6 @@ static int list_file(int fd, uint64_t forks) {
 }
 
 int fsti_lockable_open(const char *path, int flags) {
-    fsti_fork_begin();
     for (;;) {
         uint64_t forks = count_forks();
         int fd = open(path, flags | O_CLOEXEC, 0666);

@@ -16,7 +16,6 @@ void fsti_library_once(atomic_bool *is_loaded, void (*load)(void)) {
         atomic_store(is_loaded, true);
         return;
     }
-    fsti_fork_begin();
     pthread_mutex_lock(&lock);
     is_loading = true;
     if (!atomic_load(is_loaded)) load();

@@ -168,8 +168,6 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
-/// Has fork() call the library's handlers, although no mutex is registered yet.
-void fsti_fork_begin(void);
 /// How many files a process can have open for locks.
 #define FSTI_LOCKED_FILES_MAX 1024
 /// Opens a file that will be locked, as open(2) does, with O_CLOEXEC and mode 0666. A child of
