@@ -2,7 +2,6 @@
 /// Loads the GPU drivers on first use, if they are installed.
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -79,9 +78,8 @@ static const char *no_device_hint(fst_device_kind kind) {
     if (!is_cuda && access("/dev/kfd", F_OK) != 0) return "/dev/kfd does not exist here";
     if (!is_cuda && access("/dev/kfd", R_OK | W_OK) != 0)
         return "this user may not open /dev/kfd: see the groups render and video";
-    if (secure_getenv(is_cuda ? "CUDA_VISIBLE_DEVICES" : "HIP_VISIBLE_DEVICES") != NULL)
-        return is_cuda ? "CUDA_VISIBLE_DEVICES may hide them" : "HIP_VISIBLE_DEVICES may hide them";
-    return is_cuda ? "see whether nvidia-smi lists one" : "see whether rocminfo lists one";
+    return is_cuda ? "CUDA_VISIBLE_DEVICES may hide them, if nvidia-smi lists any"
+                   : "HIP_VISIBLE_DEVICES may hide them, if rocminfo lists any";
 }
 
 /// The driver's name of a function.
