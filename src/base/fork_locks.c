@@ -66,8 +66,8 @@ static void unlock_in_child(void) {
     unlock_all();
 }
 
-/// When the library is loaded, before a program's own constructors use it: a fork must also find the
-/// lock of library.c, which is not registered.
+/// When the library is loaded, before a program's own constructors use it: a fork must also find
+/// the lock of library.c, which is not registered.
 __attribute__((constructor(101))) static void register_handlers(void) {
     pthread_atfork(lock_all, unlock_all, unlock_in_child);
 }
