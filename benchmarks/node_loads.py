@@ -118,6 +118,7 @@ torch.ones(1)
 if name == "sharded":
     torch.distributed.init_process_group("gloo", init_method=os.environ["NODE_STORE"],
                                          rank=number, world_size=COUNT)
+    torch.distributed.barrier()  # the ranks' connections, which their program needs anyway
 before = memory()
 print("ready", flush=True)
 sys.stdin.readline()
