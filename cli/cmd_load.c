@@ -89,7 +89,7 @@ static bool is_on_gpu(const load_request *request) {
 static int check_request(const load_request *request) {
     const fst_load_options *options = &request->options;
     if (request->tuning.gds != FST_GDS_AUTO && !is_on_gpu(request))
-        return cli_usage("load", "--gds needs --device cuda or hip");
+        return cli_usage("load", "--gds needs --device cuda, hip or gpu");
     if (request->tuning.ring != FST_RING_AUTO && request->tuning.engine != FST_ENGINE_AUTO &&
         request->tuning.engine != FST_ENGINE_URING)
         return cli_usage("load", "--ring needs --engine uring");

@@ -180,8 +180,8 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     passed = len(lines) - len(bad) - skipped
     planned = [line[3:] for line in process.stdout.splitlines() if line[:3] == "1.."]
     if process.returncode != bool(bad) or planned != [str(len(lines))] or not lines:
-        bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} "
-                   f"tests: {process.stderr[-500:]}")
+        bad.append(f"{name} ended with {process.returncode} after {len(lines)} tests, the last: "
+                   f"{lines[-1] if lines else 'none'}. {process.stderr[-500:]}")
     notes = [line for line in process.stdout.splitlines() if line[:1] == "#"]
     results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped,
                      "faults": [*bad, *(note for note in notes if re.match(r"# \S+:\d+: ", note))]}
@@ -190,17 +190,33 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     print(f"  {name}: {passed} passed, {len(bad)} failed, {skipped} skipped")
 
 
+def last_test(output: str | bytes | None) -> str:
+    """The name of the last test in pytest's output."""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    return (re.findall(r"::(test_\S+)", text) or ["no test"])[-1]
+
+
 def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None:
     """Run the tests of the Python package on the GPU, with the first interpreter that can."""
     why = "no interpreter"
     for python in interpreters():
-        environment = {**os.environ, "PYTHONPATH": os.fspath(package)}
-        done = run_tests(
-            [python, "-m", "pytest", "-rfEs", "-p", "no:cacheprovider", "--tb=short",
-             ROOT / "python/tests" / PYTHON_SUITE], environment, PYTHON_SUITE_S, clock)
+        environment = {**os.environ, "PYTHONPATH": os.fspath(package), "COLUMNS": "240"}
+        try:
+            done = run_tests(
+                [python, "-m", "pytest", "-v", "-rfEs", "-p", "no:cacheprovider", "--tb=short",
+                 ROOT / "python/tests" / PYTHON_SUITE], environment, PYTHON_SUITE_S, clock)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"it did not end within {error.timeout:.0f} s, in "
+                               f"{last_test(error.stdout)}") from error
         counts = {what: int(number) for number, what in re.findall(
             r"(\d+) (passed|failed|skipped|error)", (done.stdout.splitlines() or [""])[-1])}
         why = (done.stdout + done.stderr)[-2000:]
+        if done.returncode < 0 and "::test_" in done.stdout:
+            results[PYTHON_SUITE] = {
+                "passed": done.stdout.count(" PASSED"), "skipped": 0, "failed": 1,
+                "faults": [f"it ended with {done.returncode} in {last_test(done.stdout)}",
+                           *re.findall("^Fatal Python error.*", done.stderr, re.MULTILINE)]}
+            return
         if not counts.keys() & {"passed", "failed", "error"}:
             continue  # without torch, its GPU, or pytest
         print(textwrap.indent(done.stdout[-8000:], "  "))
@@ -368,13 +384,17 @@ class Check:
         if has_gpu:
             self.bench = Bench(self.command, self.device, self.clock)
             self.report.step("files", self.measure_in_a_folder)
+            if self.bench.ways and TORCH_ALONE not in self.bench.ways.workers:
+                self.report.leave_out(PYTHON_SUITE, self.bench.ways.missing.get(TORCH_ALONE, ""))
             if self.bench.ways:
                 self.bench.ways.close()
         for name, fakes in SUITE:
             if (has_gpu or fakes) and name in self.arguments.suite.split(","):
                 self.report.step(f"suite: {name}", lambda name=name, fakes=fakes: run_suite(
                     suite, self.folder, name, fakes, self.clock))
-        if has_gpu and self.package and PYTHON_SUITE in self.arguments.suite.split(","):
+        wants_python = PYTHON_SUITE in self.arguments.suite.split(",")
+        left_out = PYTHON_SUITE in self.report.document["missing"]
+        if has_gpu and self.package and wants_python and not left_out:
             self.report.step(f"suite: {PYTHON_SUITE}", lambda: run_python_suite(
                 suite, self.package, self.clock))
         return self.tell(has_gpu)

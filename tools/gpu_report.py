@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -21,11 +22,11 @@ from gpu_sharing import missing_gpu
 from gpu_verdicts import judge
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Environment variables that choose devices.
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES",
-           "ROCR_VISIBLE_DEVICES")
+# Environment variables that change what is measured.
+SETTINGS = re.compile("(CUDA|HIP|ROCR|FASTSAFETENSORS|PYTORCH)_")
 # Statistics that docs/gpu.md explains.
-STATISTICS = ("device_copies", "device_launches", "device_wait_ns", "read_ns", "copy_ns")
+STATISTICS = ("gds_bytes", "device_copies", "device_launches", "device_wait_ns", "read_ns",
+              "copy_ns")
 
 
 class Report:
@@ -86,7 +87,7 @@ def _ask(*words: str) -> str:
         lines = run(list(words), 20).splitlines()
     except (OSError, subprocess.SubprocessError) as error:
         return f"? ({type(error).__name__})"
-    return "; ".join(line.strip() for line in lines if line.strip(" =-"))
+    return "; ".join(" ".join(line.split()) for line in lines if line.strip(" =-"))
 
 
 def _locked_limit() -> str:
@@ -115,9 +116,10 @@ def describe_machine(document: dict, command: pathlib.Path, device: str,
         "gpu": device, "engines": _ask(os.fspath(command), "engines"),
         "nvidia-smi": _ask("nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version,"
                            "pcie.link.gen.current,pcie.link.width.current,memory.total,pstate"),
-        "rocm-smi": _ask("rocm-smi", "--showproductname"),
-        "environment": ", ".join(f"{name}={os.environ[name]}" for name in VISIBLE
-                                 if name in os.environ) or "chooses no devices",
+        "rocm-smi": _ask("rocm-smi", "--showproductname", "--showdriverversion", "--showmeminfo",
+                         "vram"),
+        "environment": ", ".join(f"{name}={value}" for name, value in sorted(os.environ.items())
+                                 if SETTINGS.match(name)) or "no settings",
         "processors": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}, "
                       + _value("/proc/cpuinfo", "model name"),
         "memory": _value("/proc/meminfo", "MemTotal"), "limit of locked memory": _locked_limit(),
@@ -151,7 +153,7 @@ def _missing_rows(missing: dict[str, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, why in missing.items():
         reasons.setdefault(why, []).append(name)
-    return [f"| {as_cell(', '.join(names))} | {as_cell(why)} |" for why, names in reasons.items()]
+    return [f"| {as_cell('; '.join(names))} | {as_cell(why)} |" for why, names in reasons.items()]
 
 
 def _test_rows(suite: dict[str, dict]) -> list[str]:

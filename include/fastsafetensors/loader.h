@@ -66,7 +66,8 @@ typedef enum fst_cache {
     /// Bytes that are not in the page cache are read into it with large reads, whatever the
     /// readahead setting of the device. (If readahead is off, they are read page by page for a user
     /// who neither owns nor may write the file.) Memory-mapped tensors are complete after these
-    /// reads; owned memory is copied from the cache. FST_E_ARGUMENT with engines that bypass it.
+    /// reads; owned memory is copied from the cache. Excludes GPUDirect Storage, unless that is
+    /// FST_GDS_STRICT. FST_E_ARGUMENT with engines that bypass it.
     FST_CACHE_KEEP = 1,
     /// Bytes that are not in the page cache are read with O_DIRECT if the file system supports it.
     /// Otherwise they are read through the page cache and then dropped from it, unless the kernel

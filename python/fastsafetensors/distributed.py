@@ -38,6 +38,7 @@ from ._base.regular_files import open_regular
 from ._core import Model
 from ._loading.load import OpenLoad, close_load, load_from
 from ._loading.module_weights import ModuleState
+from ._loading.open_arguments import check_device
 from ._ranks.agreement import Agreement, named
 from ._ranks.peers import IDENTITY_BYTES, own_host
 from ._ranks.rank_files import open_or_receive
@@ -262,7 +263,7 @@ class _Load:
                 return self.result
             # Through the page cache, so that the ranks together read each byte once.
             self.result.stats["slice"] = len(self.cuts)
-            self._read_slices(list(self.cuts), cache="keep")
+            self._read_slices(list(self.cuts), cache="keep")  # which excludes GPUDirect Storage
             return self.result
         methods = self.methods()
         for method in methods.values():
@@ -474,6 +475,7 @@ def load_sharded(
     failure: Exception | None = None
     on_gpu: dict[str, Any] = {}
     try:
+        device = check_device(device)
         check_present(device)
         on_gpu = load_options(device)
     except Exception as error:  # the other ranks wait to hear of it

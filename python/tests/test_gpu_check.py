@@ -76,7 +76,7 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
     page = (out / "report.md").read_text()
     assert "| target | holds | measured |" in page
     assert re.search(r"^- limit, bus_gbps: [\d.]+$", page, re.MULTILINE)
-    assert re.search(r"^ours, the last load: .*copied to the device.*; device_copies \d+, "
+    assert re.search(r"^ours, the last load: .*copied to the device.*; gds_bytes \d+, device_copies \d+, "
                      r"device_launches \d+, device_wait_ns \d+, read_ns \d+, copy_ns \d+$",
                      page, re.MULTILINE)
     sharing = {row["name"]: row["result"] for row in report["sharing"]}
@@ -263,7 +263,7 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="^ours, the extension: ImportError: broken$"):
         gpu_check.Check.find_ways(checked)
     checked.report.leave_out("InstantTensor", "no interpreter")
-    assert "| safetensors, InstantTensor | no interpreter |" in (
+    assert "| safetensors; InstantTensor | no interpreter |" in (
         gpu_report.write_markdown(checked.report.document, tmp_path)
         or (tmp_path / "report.md").read_text())
     why.clear()  # it was not built, which is a failed step by itself
@@ -425,6 +425,30 @@ def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
     row = results["test_real_gpu.py"]
     assert (row["passed"], row["failed"], row["skipped"]) == counts
     assert row["faults"] == ["FAILED a.py::test_b - assert 1 == 2", "SKIPPED [1] a.py: no torch"]
+
+
+def test_a_python_suite_that_crashes_or_hangs_names_its_test(monkeypatch, tmp_path):
+    """In the report, which is all that a maintainer sees."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    output = "a.py::test_a PASSED\na.py::test_b "
+    monkeypatch.setattr(gpu_check, "run_tests", lambda *_: types.SimpleNamespace(
+        stdout=output, stderr="Fatal Python error: Aborted\n", returncode=-6))
+    results = {}
+    gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
+    row = results["test_real_gpu.py"]
+    assert (row["passed"], row["failed"]) == (1, 1)
+    assert row["faults"] == ["it ended with -6 in test_b", "Fatal Python error: Aborted"]
+
+    def hang(*_):
+        raise subprocess.TimeoutExpired("pytest", 150, output=output.encode())
+
+    monkeypatch.setattr(gpu_check, "run_tests", hang)
+    with pytest.raises(RuntimeError, match="^it did not end within 150 s, in test_b$"):
+        gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
 
 
 @pytest.mark.parametrize(("has_torch", "broken"), [

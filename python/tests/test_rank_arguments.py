@@ -52,6 +52,7 @@ for call in (load, load_model):
     check(call, {"strategy": "slices"}, {"strategy": "slice"}, ValueError, "strategy must be")
     check(call, {"timeout": "x"}, {"timeout": 1e300}, TypeError, "timeout must be a number")
 check(load, {"device": "no such device"}, {}, Exception, "no such device")
+check(load, {"device": "hip:0"}, {}, Exception, "device hip:0 is invalid", "torch for ROCm")
 module = lambda: torch.nn.ParameterDict({"w": torch.zeros(8)})
 check(lambda **options: load_model_sharded(module(), mesh, timeout=900, **options), {},
       {"filename": f"{folder}/w.safetensors"}, ValueError, "needs filename=")

@@ -515,6 +515,10 @@ def test_groups_of_one_rank(path: pathlib.Path, tensors: dict, tmp_path: pathlib
     for name in ("w0", "large"):
         assert torch.equal(buffer.get_tensor(name).cpu(), expected[name])
         assert torch.equal(buffer.get_sharded(name, 0).cpu(), expected[name])
+    dims = {"w0": 0, "large": None}
+    parts = ranks.load_sharded(path, dims, dist.group.WORLD, device="cuda:0")
+    for name, part in parts.items():
+        assert str(part.device) == "cuda:0" and torch.equal(part.cpu(), expected[name])
     from torch.distributed.fsdp import fully_shard
     import torch.distributed.checkpoint as dcp
     from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter

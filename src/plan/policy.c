@@ -144,6 +144,7 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
         why = "as requested";
     }
     out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
+    out->must_keep_cache = facts->cache == FST_CACHE_KEEP;
     out->clears_cache = facts->cache == FST_CACHE_BYPASS && out->mode == FST_MODE_LOAD;
     bool is_view = out->mode == FST_MODE_MAP;
     out->memory = find_memory(facts);

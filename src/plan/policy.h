@@ -54,6 +54,7 @@ typedef enum fsti_memory_kind {
 typedef struct fsti_load_policy {
     fst_load_mode mode;      ///< LOAD or MAP
     bool keeps_cache;        ///< absent bytes are read into the page cache and stay there
+    bool must_keep_cache;    ///< the request says so
     bool clears_cache;       ///< bytes that must go through the page cache are dropped from it
     fsti_memory_kind memory; ///< for views: memory of items that cannot be mapped
     /// Maximum size of a batch, whose tensors share a buffer; a larger item has its own batch.

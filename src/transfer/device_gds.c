@@ -62,7 +62,7 @@ static bool check_gds_files(fsti_pipeline *pipeline) {
     }
     if (!any)
         snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason,
-                 "no bytes have the same layout in the file and on the device");
+                 "all tensors are converted, divided, or begin at 8 modulo 16 in their file");
     return any;
 }
 
@@ -72,6 +72,8 @@ void fsti_device_lane_check_gds(fsti_pipeline *pipeline) {
     size_t size = sizeof pipeline->gds_reason;
     if (pipeline->job.gds == FST_GDS_OFF)
         snprintf(reason, size, "switched off");
+    else if (pipeline->job.gds == FST_GDS_AUTO && pipeline->job.policy->must_keep_cache)
+        snprintf(reason, size, "switched off, because the page cache is to be filled");
     else
         pipeline->may_use_gds =
             fsti_gds_usable(is_hip, pipeline->job.gds == FST_GDS_STRICT, reason, size);

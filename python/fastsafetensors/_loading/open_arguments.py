@@ -16,8 +16,9 @@ _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
 def _refuse_device(device: Any) -> NoReturn:
-    refuse(f'device {device} is invalid (expected "cpu", "cuda", "cuda:1", a torch.device or the '
-           "number of a GPU)")
+    amd = ', which is an AMD GPU in torch for ROCm' if str(device).startswith("hip") else ""
+    refuse(f'device {device} is invalid (expected "cpu", "cuda", "cuda:1"{amd}, a torch.device or '
+           "the number of a GPU)")
 
 
 def _device_text(device: Any) -> str | int:

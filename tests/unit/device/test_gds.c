@@ -87,6 +87,27 @@ TEST(absent_bytes_are_read_by_gpudirect)
     }
 }
 
+/// The page cache is filled by reads of the CPU; strict GPUDirect Storage takes precedence.
+TEST(a_load_that_keeps_the_cache_does_not_use_gpudirect)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    find_library("libcufile.so.0");
+    set("mode", 0);
+    for (int strict = 0; strict < 2; strict++) {
+        fst_model *model = cold_model();
+        if (model == NULL) return;
+        fst_load_options options = gpu_options_on(driver->kind, 0);
+        fst_load_stats stats;
+        options.cache = FST_CACHE_KEEP;
+        options.tuning = fixture_gds(strict ? FST_GDS_STRICT : FST_GDS_AUTO);
+        CHECK(gpu_same_load(model, &options, &stats));
+        CHECK_INT(stats.gds_bytes > 0, strict);
+        const char *reason = "gds: switched off, because the page cache is to be filled";
+        CHECK_INT(strstr(stats.reason, reason) == NULL, strict);
+        fst_model_close(model);
+    }
+}
+
 TEST(cached_bytes_use_the_staging_ring)
 {
     const gpu_fake *driver = gpu_fake_of(0);
@@ -208,7 +229,7 @@ TEST(scattered_tensors_are_refused_with_gds_required)
     options.tuning = fixture_gds(FST_GDS_STRICT);
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
     CHECK(loader == NULL);
-    CHECK_CONTAINS(error.message, "gds (GPUDirect Storage) can't be used: no bytes have");
+    CHECK_CONTAINS(error.message, "gds (GPUDirect Storage) can't be used: all tensors are");
     options.tuning = fixture_gds(FST_GDS_AUTO);
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK_INT(stats.gds_bytes, 0);
