@@ -40,7 +40,7 @@ def run_tests(command: list, environment: dict, limit: float,
 def run(command: list, seconds: float, **options: object) -> str:
     """Run a command and return its output."""
     return subprocess.run([os.fspath(part) for part in command], check=True, capture_output=True,
-                          text=True, timeout=max(seconds, 1), **options).stdout
+                          text=True, errors="replace", timeout=max(seconds, 1), **options).stdout
 
 
 def words_of(error: Exception) -> str:

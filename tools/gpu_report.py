@@ -171,7 +171,7 @@ def _scenario_rows(result: dict) -> list[str]:
     lines += [f"| {r['name']} | {r['median'] * 1e3:.2f} | {r['low'] * 1e3:.2f} | "
               f"{r['high'] * 1e3:.2f} | {result['bytes'] / r['median'] / 1e9:.2f} |"
               for r in result["rows"]]
-    lines += [f"\n{name} failed: {why}" for name, why in result["failed"].items()]
+    lines += [f"\n{name} failed: {as_cell(why)}" for name, why in result["failed"].items()]
     for row in result["rows"]:
         stats = row.get("stats") or {}
         figures = [f"{name} {stats[name]}" for name in STATISTICS if name in stats]
@@ -199,7 +199,7 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
               *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
     for result in document["scenarios"]:
         lines += _scenario_rows(result)
-    (folder / "report.md").write_text("\n".join(lines) + "\n")
+    (folder / "report.md").write_text("\n".join(lines) + "\n", errors="backslashreplace")
 
 
 def write_pages(document: dict, folder: pathlib.Path) -> None:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+OUTPUT_BYTES_MAX = 1 << 20
 CELL_S = 40  # of a cell, with all its processes
 # Loads a file, sends copies of the tensors to another process by torch's IPC, and compares the sums
 # of bytes.
@@ -113,7 +114,7 @@ class Sharing:
         self.command, self.device, self.path = command, device, path
         self.pythons, self.package = pythons, package
         self.started: list[subprocess.Popen[bytes]] = []
-        self.outputs: dict[int, IO[bytes]] = {}
+        self.outputs: dict[int, tuple[IO[bytes], IO[bytes]]] = {}
         self.end = float("inf")
 
     def begin(self) -> None:
@@ -125,12 +126,13 @@ class Sharing:
         return max(self.end - time.monotonic(), 0.1)
 
     def _run(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own. Its output goes to a file, which holds all."""
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        """Start a process in a group of its own. Its outputs go to files, which hold all."""
+        # As long as the process.
+        files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=files[0],
+                                   stderr=files[1], start_new_session=True)
         self.started.append(process)
-        self.outputs[process.pid] = output
+        self.outputs[process.pid] = files
         return process
 
     def _start(self, environment: dict[str, str], device: str) -> subprocess.Popen[bytes]:
@@ -140,11 +142,16 @@ class Sharing:
     def stop(self) -> None:
         """Kill the processes that a failed cell has left, and those that they have started."""
         while self.started:
-            process = self.started.pop()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.poll()
-            self.outputs.pop(process.pid).close()
+            self._end(self.started[-1])
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process and its group, or the group of one that has ended just now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.poll()
+        self.started.remove(process)  # its number may soon be another's
+        for file in self.outputs.pop(process.pid):
+            file.close()
 
     def _seconds(self, process: subprocess.Popen[bytes]) -> float:
         """Of the last load of a process."""
@@ -165,14 +172,14 @@ class Sharing:
                 raise subprocess.TimeoutExpired(process.args, CELL_S)
             time.sleep(0.01)
         process.returncode = os.waitstatus_to_exitcode(status)
-        file = self.outputs[process.pid]
-        file.seek(0)
-        output = file.read().decode(errors="replace")
+        output, errors = (os.pread(file.fileno(), OUTPUT_BYTES_MAX, 0).decode(errors="replace")
+                          for file in self.outputs[process.pid])
+        self._end(process)
+        words = (errors.strip() or output.strip())[-300:]
         if process.returncode < 0:
-            name = signal.Signals(-process.returncode).name
-            raise RuntimeError(f"{name} ended it: {output[-300:]}")
+            raise RuntimeError(f"signal {-process.returncode} ended it: {words}")
         if process.returncode != 0:
-            raise RuntimeError(output.strip()[-300:])
+            raise RuntimeError(words)
         return output, usage.ru_maxrss << 10
 
     def _run_program(self, name: str, program: str, words: list[str]) -> str:

@@ -240,7 +240,7 @@ class _Load:
             self.result.update(load_from(self.model, export, rows, mode="auto"))
         except Exception as error:
             failure = error
-        self.agreement.agree("mapping the files", error=failure)
+        self.agreement.agree("reading the files", error=failure)
         self.result.stats["slice"] = len(self.result)
         self._sort()
 
@@ -263,7 +263,8 @@ class _Load:
                 return self.result
             # Through the page cache, so that the ranks together read each byte once.
             self.result.stats["slice"] = len(self.cuts)
-            self._read_slices(list(self.cuts), cache="keep")  # which excludes GPUDirect Storage
+            # GPUDirect Storage does not: "keep" excludes it.
+            self._read_slices(list(self.cuts), "reading the files", cache="keep")
             return self.result
         methods = self.methods()
         for method in methods.values():
@@ -282,7 +283,7 @@ class _Load:
     def _count(self, loader: Any) -> None:
         self.result.stats["bytes_read"] += loader.stats()["bytes_read"]
 
-    def _read_slices(self, names: list[str], **options: Any) -> None:
+    def _read_slices(self, names: list[str], what: str = "reading slices", **options: Any) -> None:
         if not names:
             return
         items = self._part_items(names)
@@ -292,7 +293,7 @@ class _Load:
                                          **{"mode": "load", **options, **self.on_gpu}))
         except Exception as error:
             failure = error
-        self.agreement.agree("reading slices", error=failure)
+        self.agreement.agree(what, error=failure)
 
     def _groups(self, names: Iterable[str]) -> Iterable[list[tuple[str, int]]]:
         """Divide tensors into groups by size, each with the rank that reads it, in rotation."""

@@ -70,7 +70,7 @@ echo '{{"seconds": 0.5}}'
         started.append(start(*words)), started[-1])[1])
     assert "timed out after 0.5 seconds" in gpu_sharing.measure_sharing(
         sharing, lambda: True)[1]["result"]
-    assert len(started) >= 9
+    assert len(started) >= 9 and sharing.started == [] and sharing.outputs == {}
     assert all(process.wait(10) == -signal.SIGKILL for process in started)
 
 
@@ -99,14 +99,14 @@ echo '{{"seconds": 0.5}}'
     sharing = gpu_sharing.Sharing(command, "gpu", model, [], None)
     rows = {row["name"]: row["result"]
             for row in gpu_sharing.measure_sharing(sharing, lambda: True)}
-    assert rows["GPU chosen by its UUID"].startswith("failed: RuntimeError: SIGSEGV ended it")
+    assert rows["GPU chosen by its UUID"].startswith("failed: RuntimeError: signal 11 ended it")
     assert rows["each GPU, all at once"].startswith("hip:0 0.02 GB/s, hip:1 0.02 GB/s; at once")
     command.write_text("#!/bin/sh\necho '[]'\n")
     rows = gpu_sharing.measure_sharing(sharing, lambda: True)
     assert len(rows) == 7
     assert rows[5]["result"].startswith("failed: TypeError")
     process = sharing._run(["sh", "-c", "sleep 1000 & echo $! && wait"], {})
-    output = sharing.outputs[process.pid].name
+    output = sharing.outputs[process.pid][0].fileno()
     while not os.fstat(output).st_size:
         time.sleep(0.01)
     child = int(os.pread(output, 20, 0))

@@ -23,6 +23,24 @@ static int locked_files[FSTI_LOCKED_FILES_MAX];                ///< descriptors
 static size_t locked_file_count;
 static uint64_t fork_count;
 
+static void take_locks(void) {
+    pthread_mutex_lock(&list_lock);
+    for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
+    for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
+    pthread_mutex_lock(&files_lock);
+    fsti_library_before_fork();
+    fsti_library_start_before_fork();
+}
+
+static void release_locks(void) {
+    fsti_library_start_after_fork();
+    fsti_library_after_fork();
+    pthread_mutex_unlock(&files_lock);
+    for (size_t i = last_lock_count; i-- > 0;) pthread_mutex_unlock(last_locks[i]);
+    for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
+    pthread_mutex_unlock(&list_lock);
+}
+
 /// Called by fork() before it copies the process. All locks are held during the copy, so the data
 /// that they protect is consistent in the child.
 ///
@@ -33,28 +51,23 @@ static uint64_t fork_count;
 ///
 /// A driver may call fork() to start a program while it is being loaded. That thread holds the lock
 /// of library.c, for which another fork() may be waiting with all other locks, so it takes none.
+///
+/// A driver that starts is awaited without locks, because loads to the CPU do not wait for it.
 static void lock_all(void) {
     if (fsti_library_is_loading()) return;
-    fsti_library_start_wait(); // without locks, because loads to the CPU do not wait for drivers
-    pthread_mutex_lock(&list_lock);
-    for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
-    for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
-    pthread_mutex_lock(&files_lock);
+    for (bool starts = true; starts;) {
+        fsti_library_start_wait();
+        take_locks();
+        starts = fsti_library_start_is_running(); // one has begun meanwhile
+        if (starts) release_locks();
+    }
     fork_count++;
-    fsti_library_before_fork();
-    fsti_library_start_before_fork();
 }
 
 /// Called after fork(), in the parent and in the child. The thread that called fork() owns the
 /// locks in both.
 static void unlock_all(void) {
-    if (fsti_library_is_loading()) return;
-    fsti_library_start_after_fork();
-    fsti_library_after_fork();
-    pthread_mutex_unlock(&files_lock);
-    for (size_t i = last_lock_count; i-- > 0;) pthread_mutex_unlock(last_locks[i]);
-    for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
-    pthread_mutex_unlock(&list_lock);
+    if (!fsti_library_is_loading()) release_locks();
 }
 
 /// A lock belongs to the open file (flock(2)), which the child shares: it would keep the lock when

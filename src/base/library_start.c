@@ -56,9 +56,13 @@ bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms) {
     return is_done;
 }
 
+bool fsti_library_start_is_running(void) {
+    return running_count > 0 && fsti_now_ns() < last_deadline_ns;
+}
+
 void fsti_library_start_wait(void) {
     pthread_mutex_lock(&lock);
-    while (running_count > 0 && fsti_now_ns() < last_deadline_ns) {
+    while (fsti_library_start_is_running()) {
         pthread_mutex_unlock(&lock);
         usleep(PAUSE_US_MAX);
         pthread_mutex_lock(&lock);

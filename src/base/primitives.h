@@ -241,11 +241,12 @@ typedef struct fsti_library_start {
 /// for a running start until the same limit. From any thread. (library_start.c)
 bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms);
 
-/// Called by fork()'s handlers of fork_locks.c. The first waits for starts that run; one that
-/// begins between it and the second is forked in the middle, as one that is late.
+/// Called by fork()'s handlers of fork_locks.c: wait until no start runs within its limit; take and
+/// give back the lock; and, with the lock, whether such a start runs.
 void fsti_library_start_wait(void);
 void fsti_library_start_before_fork(void);
 void fsti_library_start_after_fork(void);
+bool fsti_library_start_is_running(void);
 void fsti_library_before_fork(void);
 void fsti_library_after_fork(void);
 

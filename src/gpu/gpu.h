@@ -47,9 +47,6 @@ fst_status fsti_device_full(fsti_device *device, uint64_t size_bytes, fst_error 
 /// Pinned CPU memory that the device maps at the same address.
 fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                                   fst_error *error);
-/// Counts pinned memory that cannot be unpinned: after some, the process pins no more. code: the
-/// driver's error, 0 if it was not asked.
-void fsti_gpu_stay_pinned(const fsti_device *device, int code);
 /// Waits until released memory has been freed. False if nothing was pending.
 bool fsti_device_wait_released(void);
 /// Copies from the device through a staging ring, and waits. Memory that the CPU shares is copied

@@ -31,18 +31,14 @@ static atomic_uint stuck_count;
 
 bool fsti_gpu_may_pin(void) { return atomic_load(&stuck_count) < STUCK_COUNT_MAX; }
 
-void fsti_gpu_stay_pinned(const fsti_device *device, int code) {
-    if (atomic_fetch_add(&stuck_count, 1) + 1 == STUCK_COUNT_MAX)
-        fsti_log(FST_LOG_WARNING,
-                 "the driver of %s does not unpin memory (error %d); no more memory is pinned",
-                 device->name, code);
-}
-
 bool fsti_gpu_unpin_pages(const fsti_device *device, void *data) {
     int code = device->api->host_unregister(data);
     // A context that was reset has unpinned its memory already.
     if (code == 0 || code == GPU_NOT_REGISTERED) return true;
-    fsti_gpu_stay_pinned(device, code);
+    if (atomic_fetch_add(&stuck_count, 1) + 1 == STUCK_COUNT_MAX)
+        fsti_log(FST_LOG_WARNING,
+                 "the driver of %s does not unpin memory (error %d); no more memory is pinned",
+                 device->name, code);
     return false;
 }
 
@@ -52,10 +48,7 @@ void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory) {
 
 static void release_now(const pending_release *one) {
     // Without a context nothing can be unpinned, so pinned memory stays mapped (fsti_gpu_unpin()).
-    if (!fsti_device_enter_again(one->device)) {
-        if (one->pinned != NULL) fsti_gpu_stay_pinned(one->device, 0);
-        return;
-    }
+    if (!fsti_device_enter_again(one->device)) return;
     if (one->pinned != NULL)
         fsti_gpu_unpin(one->device, one->pinned);
     else

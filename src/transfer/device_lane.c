@@ -134,8 +134,6 @@ void fsti_device_lane_close(fsti_pipeline *pipeline) {
         fsti_staging_drain(lane->ring);
         fsti_staging_release(lane->ring);
         fsti_device_lane_end(pipeline);
-    } else if (lane->ring != NULL) {
-        fsti_gpu_stay_pinned(lane->device, 0);
     }
     pthread_mutex_destroy(&lane->lock);
     pthread_cond_destroy(&lane->slot_changed);

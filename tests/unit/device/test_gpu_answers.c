@@ -348,10 +348,3 @@ TEST(a_device_lost_in_the_middle_fails_the_load)
         fst_model_close(model);
     }
 }
-
-/// The last test, because nothing is pinned after it.
-TEST(memory_that_cannot_be_unpinned_is_bounded)
-{
-    for (int i = 0; i < 5 && fsti_gpu_may_pin(); i++) check_stuck("gone");
-    CHECK(!fsti_gpu_may_pin());
-}
