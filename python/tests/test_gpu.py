@@ -364,6 +364,9 @@ def test_the_command_does_not_advise_to_map_on_a_device(sample):
                           env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "--budget SIZE" in done.stderr, done.stderr
     assert "map" not in done.stderr
+    done = subprocess.run(["fastsafetensors", "load", "--device", "cuda:0", "--budget", "20M",
+                           sample], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "use a smaller --budget" in done.stderr, done.stderr
 
 
 def test_missing_devices(sample):

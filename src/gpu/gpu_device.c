@@ -22,8 +22,8 @@ static struct {
 
 static fst_status unsupported(const fsti_gpu_api *api, fst_error *error) {
     bool is_cuda = api->kind == FST_DEVICE_CUDA;
-    const fsti_gpu_api *other = fsti_gpu_driver(is_cuda ? FST_DEVICE_HIP : FST_DEVICE_CUDA);
-    bool is_other = api->handle == NULL && other->status == FST_OK;
+    fst_device_kind other = is_cuda ? FST_DEVICE_HIP : FST_DEVICE_CUDA;
+    bool is_other = api->handle == NULL && fsti_gpu_driver(other)->status == FST_OK;
     const char *hint = is_cuda ? ". The AMD GPUs of this machine are hip:0, hip:1, ..."
                                : ". The NVIDIA GPUs of this machine are cuda:0, cuda:1, ...";
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s%s",
