@@ -212,9 +212,13 @@ def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None
             r"(\d+) (passed|failed|skipped|error)", (done.stdout.splitlines() or [""])[-1])}
         why = (done.stdout + done.stderr)[-2000:]
         if done.returncode < 0 and "::test_" in done.stdout:
+            ended = done.stdout.partition("short test summary")[0]
+            failed = re.findall(r"::(test_\S+) (?:FAILED|ERROR)", ended)
             results[PYTHON_SUITE] = {
-                "passed": done.stdout.count(" PASSED"), "skipped": 0, "failed": 1,
-                "faults": [f"it ended with {done.returncode} in {last_test(done.stdout)}",
+                "passed": ended.count(" PASSED"), "skipped": ended.count(" SKIPPED"),
+                "failed": 1 + len(failed),
+                "faults": [f"it ended with {done.returncode}, the last test: {last_test(ended)}",
+                           *(f"FAILED {name}" for name in failed),
                            *re.findall("^Fatal Python error.*", done.stderr, re.MULTILINE)]}
             return
         if not counts.keys() & {"passed", "failed", "error"}:

@@ -210,4 +210,4 @@ def write_pages(document: dict, folder: pathlib.Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (folder / "report.html").write_text(module.html_report(document))
+    (folder / "report.html").write_text(module.html_report(document), errors="backslashreplace")

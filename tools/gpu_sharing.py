@@ -126,7 +126,7 @@ class Sharing:
         return max(self.end - time.monotonic(), 0.1)
 
     def _run(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own. Its outputs go to files, which hold all."""
+        """Start a process in a group of its own. Its outputs go to files, however long they are."""
         # As long as the process.
         files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(words, env={**os.environ, **environment}, stdout=files[0],
@@ -142,16 +142,11 @@ class Sharing:
     def stop(self) -> None:
         """Kill the processes that a failed cell has left, and those that they have started."""
         while self.started:
-            self._end(self.started[-1])
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and its group, or the group of one that has ended just now."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.poll()
-        self.started.remove(process)  # its number may soon be another's
-        for file in self.outputs.pop(process.pid):
-            file.close()
+            process = self.started.pop()
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for, so the number is still its own
+            process.poll()
+            for file in self.outputs.pop(process.pid):
+                file.close()
 
     def _seconds(self, process: subprocess.Popen[bytes]) -> float:
         """Of the last load of a process."""
@@ -165,17 +160,24 @@ class Sharing:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> tuple[str, int]:
         """What a process has written, and its most resident memory in bytes."""
-        pid = 0
-        while not pid:  # not wait(): it does not report the memory
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if not pid and time.monotonic() > self.end:
+        # waitid() keeps the process's number until its group is killed; wait4() reports the memory.
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > self.end:
                 raise subprocess.TimeoutExpired(process.args, CELL_S)
             time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        output, errors = (os.pread(file.fileno(), OUTPUT_BYTES_MAX, 0).decode(errors="replace")
-                          for file in self.outputs[process.pid])
-        self._end(process)
-        words = (errors.strip() or output.strip())[-300:]
+        self.started.remove(process)
+        texts = []
+        for file in self.outputs.pop(process.pid):
+            with file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - OUTPUT_BYTES_MAX, 0))
+                texts.append(file.read().decode(errors="replace"))
+        output, errors = texts
+        words = f"{errors.strip()[-300:]} {output.strip()[-300:]}".strip()
         if process.returncode < 0:
             raise RuntimeError(f"signal {-process.returncode} ended it: {words}")
         if process.returncode != 0:

@@ -409,8 +409,8 @@ def test_missing_devices(sample):
     """, sample)
 
 
-def test_machines_with_gpus_of_one_vendor(command, sample, tmp_path):
-    """Their devices are named where cuda is requested, and their driver's fault is reported."""
+def test_machines_with_amd_gpus_alone(command, sample, tmp_path):
+    """The fault of their driver is reported, and not that there is no other."""
     import subprocess
 
     from fake_gpu import fakes_folder
@@ -427,14 +427,6 @@ def test_machines_with_gpus_of_one_vendor(command, sample, tmp_path):
         assert done.returncode != 0
         return done.stderr
 
-    words = said("cuda:0")
-    assert "libcuda.so.1 was not found. The AMD GPUs of this machine are hip:0, hip:1" in words
-    assert "AMD" not in said("cuda:0", FAKE_GPU_DEVICES="0")
-    other = tmp_path / "nvidia"
-    other.mkdir()
-    (other / "libcuda.so.1").symlink_to(f"{fakes_folder()}/libcuda.so.1")
-    words = said("hip:0", LD_LIBRARY_PATH=os.fspath(other))
-    assert "was not found. The NVIDIA GPUs of this machine are cuda:0, cuda:1" in words
     for device in ("gpu", "pinned", "hip:0"):
         words = said(device, FAKE_GPU_DEVICES="0")
         assert "hip can't be used: the driver sees no device" in words, (device, words)

@@ -434,14 +434,15 @@ def test_a_python_suite_that_crashes_or_hangs_names_its_test(monkeypatch, tmp_pa
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
 
-    output = "a.py::test_a PASSED\na.py::test_b "
+    output = "a.py::test_a PASSED\na.py::test_0 FAILED\na.py::test_1 SKIPPED\na.py::test_b "
     monkeypatch.setattr(gpu_check, "run_tests", lambda *_: types.SimpleNamespace(
         stdout=output, stderr="Fatal Python error: Aborted\n", returncode=-6))
     results = {}
     gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
     row = results["test_real_gpu.py"]
-    assert (row["passed"], row["failed"]) == (1, 1)
-    assert row["faults"] == ["it ended with -6 in test_b", "Fatal Python error: Aborted"]
+    assert (row["passed"], row["failed"], row["skipped"]) == (1, 2, 1)
+    assert row["faults"] == ["it ended with -6, the last test: test_b", "FAILED test_0",
+                             "Fatal Python error: Aborted"]
 
     def hang(*_):
         raise subprocess.TimeoutExpired("pytest", 150, output=output.encode())

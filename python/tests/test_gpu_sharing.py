@@ -84,8 +84,10 @@ def test_cells_of_several_processes_that_fail(tmp_path, monkeypatch):
                            {"name": "hip", "reason": "2 device(s), the first: H", "usable": True}]}
     command.write_text(f"""#!/bin/sh
 [ $1 = engines ] && echo '{json.dumps(engines)}' && exit
-[ -z "${{CUDA_VISIBLE_DEVICES-all}}" ] && kill -SEGV $$
-head -c 100000 /dev/zero >&2
+echo noise >&2
+[ -z "${{CUDA_VISIBLE_DEVICES-all}}" ] && echo no device && exit 1
+head -c 1100000 /dev/zero >&2
+head -c 1100000 /dev/zero
 echo
 echo '{{"seconds": 0.5}}'
 """)
@@ -99,8 +101,11 @@ echo '{{"seconds": 0.5}}'
     sharing = gpu_sharing.Sharing(command, "gpu", model, [], None)
     rows = {row["name"]: row["result"]
             for row in gpu_sharing.measure_sharing(sharing, lambda: True)}
-    assert rows["GPU chosen by its UUID"].startswith("failed: RuntimeError: signal 11 ended it")
+    assert rows["GPU chosen by its UUID"].endswith("none visible: noise no device")
     assert rows["each GPU, all at once"].startswith("hip:0 0.02 GB/s, hip:1 0.02 GB/s; at once")
+    command.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    rows = gpu_sharing.measure_sharing(sharing, lambda: True)
+    assert rows[0]["result"].startswith("failed: RuntimeError: signal 11 ended it")
     command.write_text("#!/bin/sh\necho '[]'\n")
     rows = gpu_sharing.measure_sharing(sharing, lambda: True)
     assert len(rows) == 7

@@ -10,8 +10,7 @@
 #define PAUSE_US_MAX 2000u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t last_deadline_ns; ///< of all calls that have not returned
-static unsigned running_count;
+static fsti_library_start *begun; ///< all that were begun
 
 static void *run(void *context) {
     fsti_library_start *start = context;
@@ -19,7 +18,6 @@ static void *run(void *context) {
     start->run(start->context);
     pthread_mutex_lock(&lock);
     start->state = FSTI_START_DONE;
-    running_count--;
     pthread_mutex_unlock(&lock);
     return NULL;
 }
@@ -29,8 +27,8 @@ static void begin(fsti_library_start *start, uint32_t limit_ms) {
     pthread_t thread;
     start->state = FSTI_START_RUNNING;
     start->deadline_ns = fsti_now_ns() + (uint64_t)limit_ms * 1000000;
-    last_deadline_ns = fsti_max(last_deadline_ns, start->deadline_ns);
-    running_count++;
+    start->next = begun;
+    begun = start;
     if (fsti_thread_start(&thread, run, start) == 0) {
         pthread_detach(thread);
         return;
@@ -57,7 +55,11 @@ bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms) {
 }
 
 bool fsti_library_start_is_running(void) {
-    return running_count > 0 && fsti_now_ns() < last_deadline_ns;
+    const fsti_library_start *start = begun;
+    while (start != NULL &&
+           (start->state != FSTI_START_RUNNING || fsti_now_ns() >= start->deadline_ns))
+        start = start->next;
+    return start != NULL;
 }
 
 void fsti_library_start_wait(void) {

@@ -234,6 +234,7 @@ typedef struct fsti_library_start {
     void *context;
     enum { FSTI_START_NEVER, FSTI_START_RUNNING, FSTI_START_DONE } state;
     uint64_t deadline_ns;
+    struct fsti_library_start *next; ///< begun before
 } fsti_library_start;
 /// Calls start->run once, on a separate thread, and waits until it returns, at most `limit_ms`
 /// from the first call. False if it has not returned: a later call checks again without waiting.

@@ -21,13 +21,8 @@ static struct {
 } opened = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static fst_status unsupported(const fsti_gpu_api *api, fst_error *error) {
-    bool is_cuda = api->kind == FST_DEVICE_CUDA;
-    fst_device_kind other = is_cuda ? FST_DEVICE_HIP : FST_DEVICE_CUDA;
-    bool is_other = api->handle == NULL && fsti_gpu_driver(other)->status == FST_OK;
-    const char *hint = is_cuda ? ". The AMD GPUs of this machine are hip:0, hip:1, ..."
-                               : ". The NVIDIA GPUs of this machine are cuda:0, cuda:1, ...";
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s%s",
-                          is_cuda ? "cuda" : "hip", api->reason, is_other ? hint : "");
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s",
+                          api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", api->reason);
 }
 
 /// A driver does not work after fork(): its threads and mappings exist only in the parent.

@@ -141,7 +141,21 @@ static int meet_fork(const char *path) {
     return was_earlier || getenv("SLOW_OPEN") != NULL ? 0 : 3;
 }
 
+/// fork() does not wait for a driver that is late, although another has a later limit.
+static int meet_late_start(void) {
+    fsti_gpu_limit_start(200);
+    if (fst_device_count(FST_DEVICE_CUDA) != 0) return 1;
+    setenv("FAKE_GPU_INIT_US", "0", 1);
+    fsti_gpu_limit_start(0); // the usual one
+    if (fst_device_count(FST_DEVICE_HIP) == 0) return 2;
+    alarm(30);
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    return child > 0 && waitpid(child, NULL, 0) == child ? 0 : 3;
+}
+
 __attribute__((constructor)) static void meet_if_asked(void) {
+    if (getenv("MEET_LATE") != NULL) exit(meet_late_start());
     if (getenv("MEET_FORK") != NULL) exit(meet_fork(getenv("MEET_FORK")));
     if (getenv("MEET_SLOW") != NULL)
         exit(meet_slow_start(getenv("MEET_CUDA") != NULL ? FST_DEVICE_CUDA : FST_DEVICE_HIP));
@@ -216,6 +230,14 @@ TEST(loads_to_the_cpu_do_not_wait_for_a_fork_that_waits_for_a_driver)
     CHECK(gpu_restart_with("MEET_FORK", path));
     unsetenv("SLOW_OPEN");
     unsetenv("FAKE_GPU_INIT_US");
+}
+
+TEST(a_fork_does_not_wait_for_a_late_driver)
+{
+    setenv("FAKE_GPU_INIT_US", "70000000000", 1);
+    bool met = gpu_restart_with("MEET_LATE", "1");
+    unsetenv("FAKE_GPU_INIT_US");
+    CHECK(met);
 }
 
 TEST(each_function_may_be_missing)
