@@ -120,7 +120,8 @@ class _Load:
     """A call of load_sharded on one rank."""
 
     def __init__(self, model: Any, cuts: Mapping[str, Cut], pg: Any, strategy: str,
-                 agreement: Agreement, readers: list[int], on_gpu: Mapping[str, Any]) -> None:
+                 agreement: Agreement, readers: list[int],
+                 on_gpu: Mapping[str, Any] = {}) -> None:
         """on_gpu: options for loads to this rank's GPU; empty for the CPU."""
         self.model, self.cuts, self.pg, self.strategy = model, cuts, pg, strategy
         self.readers, self.on_gpu = readers, on_gpu
