@@ -262,9 +262,9 @@ class _Load:
             if not self.on_gpu:
                 self._read_mapped()
                 return self.result
-            # Through the page cache, so that the ranks together read each byte once.
+            # Through the page cache, so that the ranks together read each byte once. "keep"
+            # excludes GPUDirect Storage, by which each rank would read all its bytes.
             self.result.stats["slice"] = len(self.cuts)
-            # GPUDirect Storage does not: "keep" excludes it.
             self._read_slices(list(self.cuts), "reading the files", cache="keep")
             return self.result
         methods = self.methods()
