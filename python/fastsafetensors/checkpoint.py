@@ -48,7 +48,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from ._base.errors import printable
-from ._base.options import check_count, check_no_empty_path, parse_size
+from ._base.options import check_count, check_names, check_no_empty_path, parse_size
 from ._base.paths import absolute_path, fixed_location
 from ._base.representation import format_paths
 from ._checkpoints.checkpoint_shards import StoredPart, open_parts, size_of
@@ -59,7 +59,6 @@ from ._loading.load import OpenLoad
 from ._loading.open_arguments import check_path
 from ._saving.save_options import (
     WITH_WHOLE_BLOCKS,
-    check_names,
     fixed_manifest,
     manifest_options,
     promise_word,

@@ -11,14 +11,14 @@ from ._base.argument_types import Path, Paths
 from ._base.dtypes import WORDS, dtype_word
 from ._base.errors import printable
 from ._base.numpy_installed import numpy as _np
-from ._base.options import check_location
+from ._base.options import check_location, check_names
 from ._base.progress import Progress
 from ._core import Tensor, error_class, serialize
 from ._loading.load import load_bytes, load_paths
 from ._loading.open_arguments import check_backend, check_path
 from ._loading.verified_open import Verify
 from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows
-from ._saving.save_options import check_names, file_options, save_rows
+from ._saving.save_options import file_options, save_rows
 
 if TYPE_CHECKING:
     from ._loading.stream import TensorStream

@@ -199,3 +199,17 @@ def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if checked.get("progress") is False:
         del checked["progress"]
     return checked
+
+
+def check_names(names: Any, metadata: Any) -> None:
+    """Raise TypeError for names or metadata that are not text."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"tensor names must be str, not {type(name).__name__}: {shown(name)}")
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata must be a dict of str to str, not {type(metadata).__name__}")
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata must be a dict of str to str: {shown(key)}: {shown(value)}")

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from .._base.errors import printable, refuse, shown
-from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
+from .._base.options import (
+    check_names,
+    check_no_empty_path,
+    check_save_options,
+    check_switch,
+    parse_size,
+)
 from .._base.regular_files import open_regular
 from .._core import Model, Writer, assign_shards
 from .._loading.load import OpenLoad
-from .._saving.save_options import (
-    WITH_WHOLE_BLOCKS,
-    check_names,
-    manifest_options,
-    refuse_address,
-)
+from .._saving.save_options import WITH_WHOLE_BLOCKS, manifest_options, refuse_address
 from .._torch.torch_installed import torch
 from .._torch.torch_state import torch_dtype, torch_shape
 from .._torch.torch_tensors import wrap, wrap_bytes

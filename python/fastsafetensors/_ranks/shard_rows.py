@@ -7,10 +7,10 @@ from typing import Any
 
 from .._base.argument_types import Path
 from .._base.errors import shown
-from .._base.options import parse_size
+from .._base.options import check_names, parse_size
 from .._core import assign_shards
 from .._saving.save_handles import FileSave, Hooks, Staging, start_rows
-from .._saving.save_options import check_names, with_ties
+from .._saving.save_options import with_ties
 from .._torch.tensor_memory import find_same, settled, storage_ptr, watch_changes
 from .._torch.torch_state import check_kinds, make_rows
 

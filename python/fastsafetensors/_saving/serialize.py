@@ -9,11 +9,12 @@ from typing import Any
 
 from .._base.argument_types import Path
 from .._base.dtypes import NAMES
+from .._base.options import check_names
 from .._core import Model
 from .._core import serialize as _serialize
 from .._loading.load import OpenLoad
 from .._loading.memory_models import open_bytes
-from .save_options import check_names, save_rows
+from .save_options import save_rows
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from .._base.dtypes import WORDS
 from .._base.errors import printable
-from .._base.options import check_switch
-from .._saving.save_options import check_names
+from .._base.options import check_names, check_switch
 from .tensor_memory import (
     PLAIN,
     address_of,
@@ -183,8 +182,6 @@ def check_kinds(tensors: Any) -> None:
 
 def check_tensors(tensors: Any, metadata: Any) -> None:
     """Raise the reference's error for a dict that cannot be saved."""
-    from .._saving.save_options import check_names
-
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     check_kinds(tensors)
