@@ -96,6 +96,7 @@ typedef struct shared_model shared_model;
 shared_model *fstpy_model_lock(PyObject *self);
 void fstpy_model_drop(shared_model *shared);
 fst_model *fstpy_model(const shared_model *shared);
+int fstpy_model_is_in_memory(const shared_model *shared);
 
 /// Opens a loader on a model and releases the model; see Model.load in _core.pyi.
 PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *args,

@@ -107,8 +107,10 @@ static int is_large(const fst_model *model, const fst_load_options *options) {
 static int open_load(start_call *start) {
     const fst_load_options *options = &start->request.options;
     // Nothing may be written to caller memory after this returns.
-    if (options->allocator == NULL && !has_destinations(options) &&
-        is_large(fstpy_model(start->shared), options))
+    const fst_model *model = fstpy_model(start->shared);
+    int is_there = fstpy_model_is_in_memory(start->shared) && gives_views(model, options);
+    if (options->allocator == NULL && !has_destinations(options) && !is_there &&
+        is_large(model, options))
         return fstpy_call_run(&start->call) ? 0 : -1;
     Py_BEGIN_ALLOW_THREADS
     run_start(&start->call);

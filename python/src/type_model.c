@@ -10,6 +10,7 @@
 /// A model, shared by the object and by calls without the GIL that may outlive it.
 struct shared_model {
     fst_model *model;
+    int is_in_memory; ///< a file on a file system without storage, so views need no reads
     atomic_size_t refs;
 };
 
@@ -26,6 +27,8 @@ static fst_model *model_of(PyObject *self) {
 }
 
 fst_model *fstpy_model(const shared_model *shared) { return shared->model; }
+
+int fstpy_model_is_in_memory(const shared_model *shared) { return shared->is_in_memory; }
 
 shared_model *fstpy_model_lock(PyObject *self) {
     if (model_of(self) == NULL) return NULL;
@@ -46,7 +49,7 @@ void fstpy_model_drop(shared_model *shared) {
 typedef struct open_call {
     waited_call call;
     fst_open_options options;
-    int is_single;
+    int is_single, is_in_memory;
     size_t path_count;
     fst_model *model;
     fst_status status;
@@ -141,7 +144,7 @@ static open_call *make_open(PyObject *paths, const fst_open_options *options,
     Py_DECREF(encoded);
     if (open == NULL) return NULL;
     open->call = (waited_call){.run = run_open, .discard = discard_open};
-    open->call.is_quick = count == 1 && fstpy_path_is_cached(open->paths[0]);
+    open->call.is_quick = count == 1 && fstpy_path_is_cached(open->paths[0], &open->is_in_memory);
     open->options = *options;
     point_sources(kept_sources, text, &open->options);
     open->is_single = is_single;
@@ -150,7 +153,7 @@ static open_call *make_open(PyObject *paths, const fst_open_options *options,
 }
 
 /// An object for an open model, which it takes over.
-static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
+static PyObject *wrap_model(PyTypeObject *type, fst_model *model, int is_in_memory) {
     shared_model *shared = malloc(sizeof *shared);
     PyObject *self =
         shared == NULL ? PyErr_NoMemory() : ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
@@ -160,6 +163,7 @@ static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
         return NULL;
     }
     shared->model = model;
+    shared->is_in_memory = is_in_memory;
     atomic_init(&shared->refs, 1);
     ((model_object *)self)->shared = shared;
     return self;
@@ -205,7 +209,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_XDECREF(sequence);
     clear_sources(&kept_sources);
     if (open == NULL || !fstpy_call_run(&open->call)) return NULL;
-    PyObject *self = open->status == FST_OK ? wrap_model(type, open->model)
+    PyObject *self = open->status == FST_OK ? wrap_model(type, open->model, open->is_in_memory)
                                             : fstpy_raise(fstpy_state(type), &open->error);
     free(open);
     return self;

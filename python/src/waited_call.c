@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -172,7 +173,13 @@ static int await_call(waited_call *call) {
     return 1;
 }
 
-int fstpy_path_is_cached(const char *path) {
+static int is_on_memory_system(int fd) {
+    enum { TMPFS = 0x01021994, RAMFS = (int)0x858458f6 }; // linux/magic.h
+    struct statfs info;
+    return fstatfs(fd, &info) == 0 && ((int)info.f_type == TMPFS || (int)info.f_type == RAMFS);
+}
+
+int fstpy_path_is_cached(const char *path, int *is_memory) {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_CACHED};
     struct statx info = {0};
     char bytes[8];
@@ -180,9 +187,11 @@ int fstpy_path_is_cached(const char *path) {
     int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
     if (fd < 0) return 0;
     int flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
-    int is_local = statx(fd, "", flags, STATX_TYPE, &info) == 0 && S_ISREG(info.stx_mode) &&
-                   info.stx_dev_major != 0; // 0: network, FUSE and stacked file systems
+    int is_file = statx(fd, "", flags, STATX_TYPE, &info) == 0 && S_ISREG(info.stx_mode);
+    int is_local = is_file && info.stx_dev_major != 0; // 0: network, FUSE and stacked file systems
+    *is_memory = is_file && !is_local && is_on_memory_system(fd);
     close(fd);
+    if (*is_memory) return 1;
     fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
     // Else these two reads start readahead, which later reads nearby continue.

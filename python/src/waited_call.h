@@ -21,7 +21,8 @@ typedef struct waited_call {
 
 /// Whether a file can be opened and its header read without blocking: it is on a local disk, and
 /// its name and first page are cached. (Starting a thread costs more than opening such a file.)
-int fstpy_path_is_cached(const char *path);
+/// *is_memory: it is on a file system without storage, tmpfs or ramfs.
+int fstpy_path_is_cached(const char *path, int *is_memory);
 
 /// Runs the call: on the main thread, where Python's signal handlers run, through a helper thread;
 /// on other threads directly. 0 with the exception of a signal handler: the call then no longer

@@ -15,23 +15,23 @@
 typedef struct buffered_system {
     unsigned long magic;
     const char *reason;
-    bool is_distant;
+    bool is_distant, is_memory;
 } buffered_system;
 
 static const buffered_system buffered_systems[] = {
-    {0x01021994, "tmpfs is already in memory", false},
-    {0x858458f6, "ramfs is already in memory", false},
-    {0x6969, "NFS is read through its cache", true},
-    {0xff534d42, "CIFS is read through its cache", true},
-    {0xfe534d42, "SMB is read through its cache", true},
-    {0x65735546, "FUSE is read through its cache", true},
-    {0x01021997, "9p is read through its cache", true},
-    {0x00c36400, "Ceph is read through its cache", true},
-    {0x0bd00bd0, "Lustre is read through its cache", true},
+    {0x01021994, "tmpfs is already in memory", false, true},
+    {0x858458f6, "ramfs is already in memory", false, true},
+    {0x6969, "NFS is read through its cache", true, false},
+    {0xff534d42, "CIFS is read through its cache", true, false},
+    {0xfe534d42, "SMB is read through its cache", true, false},
+    {0x65735546, "FUSE is read through its cache", true, false},
+    {0x01021997, "9p is read through its cache", true, false},
+    {0x00c36400, "Ceph is read through its cache", true, false},
+    {0x0bd00bd0, "Lustre is read through its cache", true, false},
 };
 
 static const buffered_system *find_buffered(int fd) {
-    static const buffered_system hidden = {0, "no disk", false};
+    static const buffered_system hidden = {0, "no disk", false, false};
     struct statfs info;
     if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return &hidden;
     if (fstatfs(fd, &info) != 0) return NULL;
@@ -48,6 +48,7 @@ bool fsti_file_is_cached(fsti_file *file) {
         const buffered_system *found = find_buffered(file->fd);
         file->is_cached = found != NULL;
         file->is_distant = found != NULL && found->is_distant;
+        file->is_memory = found != NULL && found->is_memory;
     }
     file->file_system_known = true;
     bool is_cached = file->is_cached;
@@ -56,6 +57,10 @@ bool fsti_file_is_cached(fsti_file *file) {
 }
 
 bool fsti_file_is_distant(fsti_file *file) { return fsti_file_is_cached(file) && file->is_distant; }
+
+bool fsti_io_file_is_memory(fsti_file *file) {
+    return fsti_file_is_cached(file) && file->is_memory;
+}
 
 /// Opens `path` if it still is the file behind `fd`; else returns -1.
 static int open_same(const char *path, int fd, int flags) {

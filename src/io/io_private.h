@@ -17,13 +17,14 @@ struct fsti_file {
     bool is_shared; ///< the descriptor is shared with the program, so advice would affect its reads
     uint64_t size_bytes, device;
     atomic_uint read_count;       ///< calls of fsti_file_read()
+    atomic_ullong kept_bytes;     ///< see fsti_io_keep_mapped()
     atomic_bool in_parts;         ///< see fsti_file_read_parts()
     atomic_bool residency_denied; ///< the kernel refused to report residency
     struct timespec modified;
     pthread_mutex_t lock; ///< protects the fields created on first use, below
     bool direct_probed;
-    bool file_system_known, is_cached, is_distant; ///< see fsti_file_is_cached()
-    int fd_direct;                                 ///< the file opened with O_DIRECT, or -1
+    bool file_system_known, is_cached, is_distant, is_memory; ///< see fsti_file_is_cached()
+    int fd_direct; ///< the file opened with O_DIRECT, or -1
     char direct_reason[128];
     const fsti_gds_api *gds_api; ///< NULL until the file is registered
     void *gds_handle;
@@ -45,6 +46,8 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error);
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error);
 /// Whether the kernel knows the file, so that it can be mapped and advised.
 bool fsti_io_file_is_plain(const fsti_file *file);
+/// Whether the file lies in a file system that has no storage: tmpfs or ramfs.
+bool fsti_io_file_is_memory(fsti_file *file);
 /// pread(2) from any source. The result is the number of bytes, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);
 

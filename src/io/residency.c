@@ -82,6 +82,10 @@ bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t 
     if (end <= begin) return true;
     if (file->memory != NULL) *bytes = end - begin;
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
+    if (fsti_io_file_is_memory(file)) { // counting its pages takes as long as mapping them
+        *bytes = end - begin;
+        return true;
+    }
     // Relaxed: a thread that misses the flag asks the kernel once more.
     if (atomic_load_explicit(&file->residency_denied, memory_order_relaxed)) return false;
     if (!count_by_cachestat(file->fd, begin, end, &pages) &&
