@@ -2,6 +2,7 @@
 """Slices of tensors: the same results as the frameworks for every index."""
 
 import os
+import resource
 import shutil
 import subprocess
 
@@ -153,3 +154,20 @@ def test_small_parts_under_fake_tensors(path, torch):
         file.read()
     with FakeTensorMode(), safe_open(path, "pt") as f:
         assert f.get_slice("small")[1:3].shape == (2, 3, 5)
+
+
+def test_slices_of_one_tensor_share_its_mapped_pages(tmp_path):
+    save_file({"x": np.ones((2048, 1024), np.float32)}, tmp_path / "saved")
+    with open(tmp_path / "saved", "rb") as saved, open(tmp_path / "m", "wb", 4096) as file:
+        while block := saved.read(4096):  # as small pages of the page cache
+            file.write(block)
+    faults = []
+    with safe_open(tmp_path / "m", "np") as f:
+        part = f.get_slice("x")
+        for rank in range(8):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            columns = part[:, rank * 128:(rank + 1) * 128]
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            assert columns.all()
+    # The first slice maps 2048 pages, 16 at a time. Later ones use the memory of earlier results.
+    assert min(faults) < 64 < faults[0]

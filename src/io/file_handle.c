@@ -16,6 +16,9 @@
 /// Retries for a device that returns only EAGAIN, about 0.2 seconds.
 #define READ_RETRIES_MAX 200u
 
+/// Bytes of a file that stay mapped after copies, see fsti_io_keep_mapped().
+#define KEPT_BYTES_MAX ((uint64_t)64 << 20)
+
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
     const char *kind = S_ISDIR(info->st_mode)
@@ -316,4 +319,11 @@ void fsti_io_drop_mapped(fsti_file *file, uint64_t begin, uint64_t end) {
     if (mapping == NULL || end <= from) return;
     // The mapping is shared and read-only, so dropping pages loses nothing. Failure is harmless.
     madvise((void *)(uintptr_t)(mapping + from), end - from, MADV_DONTNEED);
+}
+
+bool fsti_io_keep_mapped(fsti_file *file, uint64_t bytes) {
+    if (atomic_fetch_add(&file->kept_bytes, bytes) + bytes <= KEPT_BYTES_MAX) return true;
+    atomic_store(&file->kept_bytes, 0);
+    fsti_io_drop_mapped(file, 0, file->size_bytes);
+    return false;
 }

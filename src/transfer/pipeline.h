@@ -111,13 +111,15 @@ struct fsti_pipeline {
     uint32_t thread_count, threads_started;
     atomic_uint threads_running; ///< started and not finished
     uint32_t lane_count;         ///< workers that keep many reads in flight; the others copy
+    uint32_t first_count;        ///< the other threads are the reserve, see reserve_threads.c
     pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
     char gds_reason[192];        ///< why GPUDirect is used, or not
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
-    pthread_cond_t work_changed, chunk_finished;
+    pthread_cond_t work_changed, chunk_finished, reserve_wanted;
+    bool needs_reserve; ///< the reserve works, or has nothing left to do
     uint32_t batches_admitted;
     bool lacks_memory; ///< memory for the next batch is missing; retried
     uint64_t
@@ -149,7 +151,8 @@ struct fsti_pipeline {
     atomic_bool
         found_absent; ///< some chunk of a view was absent, where the kernel reports no residency
     atomic_bool was_huge, was_read; ///< how absent bytes of views were read
-    atomic_uint slow_fault_count;   ///< chunks whose huge pages were slow to allocate
+    atomic_bool avoids_huge;        ///< huge pages were slow
+    atomic_ullong view_bytes;       ///< bytes of views that are mapped and read
     atomic_bool stop;
 };
 
@@ -210,6 +213,11 @@ void fsti_pipeline_report_first(fsti_pipeline *pipeline);
 
 /// Runs a worker thread. `index` below lane_count: with a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
+/// Returns when this thread is to work: at once, or for the reserve when the first threads read
+/// slowly or the work ends.
+void fsti_reserve_wait(fsti_pipeline *pipeline, uint32_t index);
+/// Ends the waits of the reserve.
+void fsti_reserve_wake(fsti_pipeline *pipeline);
 /// Runs the worker on a waiting thread until chunks [first, end) are done, no chunk can be taken,
 /// or the first chunk is done after `until_ns`. Chunks that it took are finished.
 void fsti_worker_help(fsti_pipeline *pipeline, uint32_t first, uint32_t end, uint64_t until_ns);

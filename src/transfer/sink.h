@@ -74,6 +74,9 @@ fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_co
 /// The two steps of the huge page method: advise before prefaulting, and measure after it.
 void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping);
 void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk);
+/// Leaves bytes of a chunk that were copied from the mapping: unmaps them, or keeps them for the
+/// next small loads.
+void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end);
 /// The methods used so far: "in huge pages", ...; "" if unused.
 const char *fsti_page_in_text(fsti_pipeline *pipeline);
 

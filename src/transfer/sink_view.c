@@ -8,6 +8,7 @@
 /// One thread reads runs up to this size: the longer a stream, the larger the pages that the kernel
 /// allocates, up to huge ones, which may be slow to allocate here.
 #define RUN_BYTES_MAX ((uint64_t)32 << 20)
+#define STEP_BYTES ((uint64_t)1 << 20)
 
 typedef struct page_sample {
     const char *bytes;
@@ -30,6 +31,19 @@ static void classify_pages(const fsti_pipeline *pipeline, const char *bytes, uin
     (void)fsti_io_guarded(fault_pages, &pages, bytes, size);
 }
 
+/// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads
+/// follows the speed.
+static fst_status populate_view(fsti_pipeline *pipeline, fsti_file *file, char *mapping,
+                                const fsti_plan_chunk *range, fst_error *error) {
+    bool has_reserve = pipeline->first_count < pipeline->thread_count;
+    for (uint64_t at = range->begin, end; at < range->end; at = end) {
+        end = has_reserve ? fsti_min(at + STEP_BYTES, range->end) : range->end;
+        FST_TRY(fsti_file_populate(file, mapping, at, end, error));
+        atomic_fetch_add_explicit(&pipeline->view_bytes, end - at, memory_order_relaxed);
+    }
+    return FST_OK;
+}
+
 /// Prefaults the pages of a chunk, which are resident or are read now, and finishes it.
 static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error) {
@@ -40,7 +54,7 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
     if (!is_resident) fsti_file_start_part(file, range->begin, range->end);
-    FST_TRY(fsti_file_populate(file, mapping, range->begin, range->end, error));
+    FST_TRY(populate_view(pipeline, file, mapping, range, error));
     if (!is_resident) classify_pages(pipeline, mapping + range->begin, size);
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;

@@ -238,8 +238,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
         self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
-        fsti_io_drop_mapped(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file].file,
-                            block->begin, block->end);
+        fsti_page_in_leave(pipeline, block->chunk, block->begin, block->end);
     }
     return FST_OK;
 }

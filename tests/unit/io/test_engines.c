@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -210,6 +212,40 @@ TEST(streams_do_not_read_past_their_end)
     CHECK_INT(bytes, 6 * MIB);
     CHECK(fsti_file_resident(file, 8 * MIB, 60 * MIB, &bytes));
     CHECK_INT(bytes, 0);
+    fsti_file_unref(file);
+}
+
+/// Counting the pages of tmpfs takes as long as mapping them, and they need no reads.
+TEST(files_in_memory_are_resident)
+{
+    enum { BYTES = 1 << 20, TMPFS = 0x01021994 };
+    char path[] = "/dev/shm/fastsafetensors-XXXXXX";
+    struct statfs info;
+    int fd = statfs("/dev/shm", &info) == 0 && info.f_type == TMPFS ? mkstemp(path) : -1;
+    if (fd < 0) SKIP("/dev/shm is not a writable tmpfs");
+    fsti_file *file;
+    uint64_t bytes;
+    CHECK_INT(ftruncate(fd, BYTES), 0); // a hole: the kernel counts no page
+    CHECK_INT(fsti_file_open(path, &file, NULL), FST_OK);
+    CHECK(fsti_file_resident(file, 0, BYTES, &bytes));
+    CHECK_INT(bytes, BYTES);
+    fsti_file_unref(file);
+    close(fd);
+    unlink(path);
+}
+
+/// Small copies leave their pages mapped, up to a limit.
+TEST(kept_pages_are_limited)
+{
+    enum { MIB = 1 << 20 };
+    const char *path = fixture_tensors("kept", 1, MIB);
+    fsti_file *file;
+    CHECK_INT(fsti_file_open(path, &file, NULL), FST_OK);
+    CHECK(fsti_io_file_mapping(file) != NULL);
+    for (int i = 0; i < 64; i++) CHECK(fsti_io_keep_mapped(file, MIB));
+    CHECK(!fsti_io_keep_mapped(file, 1));
+    CHECK(fsti_io_keep_mapped(file, 64 * MIB)); // all were unmapped, so the count began again
+    CHECK(!fsti_io_keep_mapped(file, 1));
     fsti_file_unref(file);
 }
 

@@ -445,9 +445,10 @@ TEST(cached_and_absent_chunks_in_one_file)
 TEST(views_use_huge_pages_unless_slow)
 {
     enum { COUNT = 48, BYTES = 1 << 20 };
-    enum { WAY_COUNT = 3 };
+    enum { WAY_COUNT = 4 };
     static const unsigned ways[WAY_COUNT] = {FSTI_IO_HIDE_COLD, FSTI_IO_HIDE_WARM,
-                                             FSTI_IO_HIDE_COLD | FSTI_IO_HIDE_DISK};
+                                             FSTI_IO_HIDE_COLD | FSTI_IO_HIDE_DISK,
+                                             FSTI_IO_HIDE_COLD};
     const char *path = fixture_tensors("views", COUNT, BYTES);
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats[WAY_COUNT];
@@ -476,6 +477,9 @@ TEST(views_use_huge_pages_unless_slow)
     CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
     CHECK(stats[1].read_count > (COUNT - 16) * 4 && stats[1].read_count <= COUNT * 4 + 64);
     CHECK_INT(stats[2].read_count, stats[2].chunk_count - stats[2].chunks_resident);
+    // The next loads of the process know it: no huge page is tried again.
+    CHECK_CONTAINS(stats[3].reason, "; in streams of reads, because huge pages are slow");
+    CHECK(stats[3].read_count >= (COUNT - 1) * 4);
     CHECK_INT(stats[0].bytes_copied + stats[1].bytes_copied + stats[1].buffer_bytes, 0);
 }
 
