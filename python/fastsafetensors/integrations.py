@@ -409,6 +409,10 @@ class Acceleration(contextlib.ContextDecorator):
         check_load_options({"mode": "auto" if mode is None else mode, "threads": threads})
         self._settings = (threads, mode, converts)
         self._enabled = False
+        # transformers reads on several threads, which would wait for this import together.
+        if converts and "transformers" in sys.modules:
+            with contextlib.suppress(ImportError):
+                from ._lazy import converted_reads  # noqa: F401
 
     @property
     def reads(self) -> int:
