@@ -90,8 +90,7 @@ def sharded():
     from fastsafetensors.distributed import load_sharded
     return load_sharded(paths, cuts(), torch.distributed.group.WORLD)
 
-def safetensors_sharded():
-    from safetensors import safe_open
+def slices(safe_open):
     found = {}
     for path in paths:
         with safe_open(path, "pt") as file:
@@ -102,6 +101,14 @@ def safetensors_sharded():
                 own = slice(number * size, (number + 1) * size)
                 found[key] = part[own] if dim == 0 else part[:, own].contiguous()
     return found
+
+def safetensors_sharded():
+    from safetensors import safe_open
+    return slices(safe_open)
+
+def sliced():
+    from fastsafetensors import safe_open
+    return slices(safe_open)
 
 def prefetched_sharded():
     prefetched()
@@ -137,11 +144,12 @@ sys.stdin.readline()
 """
 
 # Of each source: the contenders, ours first.
+PARTS = ["sharded", "sliced", "safetensors_sharded", "prefetched_sharded"]
+ON_FILES = ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
+             "safetensors_converted", *PARTS]
 FUNCTIONS = {
-    "disk": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
-             "safetensors_converted", "sharded", "safetensors_sharded", "prefetched_sharded"],
-    "files": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
-              "safetensors_converted", "sharded", "safetensors_sharded", "prefetched_sharded"],
+    "disk": ON_FILES,
+    "files": ON_FILES,
     "http": ["owned_shared", "owned"],
     "slow": ["owned_shared", "owned"],
 }
@@ -241,7 +249,7 @@ def run_group(source: str, name: str, count: int, paths: list[str],
         for process in group:
             process.wait()
     sums = {row["sum"] for row in rows}
-    assert "sharded" in name or len(sums) == 1, f"{name}: the processes got different bytes"
+    assert name in PARTS or len(sums) == 1, f"{name}: the processes got different bytes"
     return {"time": max(row["end"] for row in rows) - min(row["begin"] for row in rows),
             "read": sum(row["read"] for row in rows) if source == "disk" else carried,
             "pss": sum(row["pss"] for row in rows), "cpu": sum(row["cpu"] for row in rows)}
