@@ -51,6 +51,7 @@ fsti_page_in_method fsti_page_in_choose(fsti_pipeline *pipeline, uint32_t chunk)
 void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     atomic_store(&pipeline->was_huge, true);
+    pipeline->chunks[chunk].is_huge = true;
     fsti_file_advise_huge_pages(mapping, range->begin, range->end);
 }
 

@@ -24,6 +24,7 @@ typedef struct chunk_state {
     atomic_uchar step;
     uint8_t queue;            ///< chunk_queue
     bool is_resident;         ///< completely resident when it was classified
+    bool is_huge;             ///< read into huge pages
     bool is_dropped;          ///< pages that are read through the page cache are dropped afterwards
     uint64_t *resident_pages; ///< bitmap of pages that were resident before and must not be
                               ///< dropped; NULL: no pages

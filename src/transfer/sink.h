@@ -71,7 +71,7 @@ fsti_page_in_method fsti_page_in_choose(fsti_pipeline *pipeline, uint32_t chunk)
 /// Reads a chunk into the page cache and faults it into the file's shared mapping.
 fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error);
-/// The two steps of the huge page method: advise before prefaulting, and measure after it.
+/// The two steps of the huge page method: advise before prefaulting, and measure the first access.
 void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping);
 void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk);
 /// Leaves bytes of a chunk that were copied from the mapping: unmaps them, or keeps them for the

@@ -31,8 +31,10 @@ static bool touch_pages(const fsti_pipeline *pipeline, const char *bytes, uint64
 
 /// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads
 /// follows the speed.
-static fst_status populate_view(fsti_pipeline *pipeline, fsti_file *file, char *mapping,
-                                const fsti_plan_chunk *range, bool is_resident, fst_error *error) {
+static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, fsti_file *file,
+                                char *mapping, fst_error *error) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const chunk_state *state = &pipeline->chunks[chunk];
     bool has_reserve = pipeline->first_count < pipeline->thread_count;
     for (uint64_t at = range->begin, end; at < range->end; at = end) {
         end = has_reserve ? fsti_min(at + STEP_BYTES, range->end) : range->end;
@@ -41,10 +43,11 @@ static fst_status populate_view(fsti_pipeline *pipeline, fsti_file *file, char *
             FST_TRY(fsti_file_populate(file, mapping, at, end, error));
         atomic_fetch_add_explicit(&pipeline->view_bytes, end - at, memory_order_relaxed);
     }
+    if (state->is_huge) fsti_page_in_measure(pipeline, chunk); // the first access
     // In a virtual machine the hypervisor allocates pages on first access, which can take longer
     // than a disk read. Do that here in parallel, not when the program accesses them. Errors of
     // pages are left to the program, as for all views.
-    if (!is_resident && !has_reserve)
+    if (!state->is_resident && !has_reserve)
         (void)touch_pages(pipeline, mapping + range->begin, range->end - range->begin);
     return FST_OK;
 }
@@ -59,7 +62,7 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
     if (!is_resident) fsti_file_start_part(file, range->begin, range->end);
-    FST_TRY(populate_view(pipeline, file, mapping, range, is_resident, error));
+    FST_TRY(populate_view(pipeline, chunk, file, mapping, error));
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
     if (!is_resident) counts->bytes_read += size;
@@ -74,16 +77,14 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
     return FST_OK;
 }
 
-/// Reads a chunk as huge pages and checks whether they were slow.
+/// Reads a chunk as huge pages.
 static fst_status use_huge_pages(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                                  fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     counts->read_count++;
     fsti_page_in_advise(pipeline, chunk, pipeline->job.files[file].view->data);
-    FST_TRY(finish_view(pipeline, chunk, counts, error));
-    fsti_page_in_measure(pipeline, chunk);
-    return FST_OK;
+    return finish_view(pipeline, chunk, counts, error);
 }
 
 /// Reads a chunk and the following ones as one stream.
