@@ -144,7 +144,10 @@ static open_call *make_open(PyObject *paths, const fst_open_options *options,
     Py_DECREF(encoded);
     if (open == NULL) return NULL;
     open->call = (waited_call){.run = run_open, .discard = discard_open};
-    open->call.is_quick = count == 1 && fstpy_path_is_cached(open->paths[0], &open->is_in_memory);
+    // Manifests and signatures may lie elsewhere.
+    int is_verified = count_sources(kept_sources) > 0 || (options->flags & FST_OPEN_VERIFY) != 0;
+    open->call.is_quick =
+        count == 1 && !is_verified && fstpy_path_is_cached(open->paths[0], &open->is_in_memory);
     open->options = *options;
     point_sources(kept_sources, text, &open->options);
     open->is_single = is_single;

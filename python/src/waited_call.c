@@ -191,19 +191,21 @@ int fstpy_path_is_cached(const char *path, int *is_memory) {
     int is_local = is_file && info.stx_dev_major != 0; // 0: network, FUSE and stacked file systems
     *is_memory = is_file && !is_local && is_on_memory_system(fd);
     close(fd);
-    if (*is_memory) return 1;
-    fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+    fd = is_local || *is_memory ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
     // Else these two reads start readahead, which later reads nearby continue.
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     uint64_t size = 0;
-    int is_there = preadv2(fd, &target, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
+    int wait_flags = *is_memory ? 0 : RWF_NOWAIT; // tmpfs does not know it
+    int is_there = preadv2(fd, &target, 1, 0, wait_flags) == (ssize_t)sizeof bytes;
     memcpy(&size, bytes, is_there ? sizeof size : 0);
     // Check the header's last page too. The length before the header is little-endian; for other
-    // files, and on big-endian machines, no such byte is found.
+    // files, such as an index of files elsewhere, and on big-endian machines, no such byte is
+    // found.
     target.iov_len = 1;
     is_there = is_there && size > 0 && size < INT32_MAX &&
-               preadv2(fd, &target, 1, (off_t)(size + 7), RWF_NOWAIT) == 1;
+               preadv2(fd, &target, 1, (off_t)(size + 7), wait_flags) == 1;
+    *is_memory &= is_there;
     close(fd);
     return is_there;
 }

@@ -21,7 +21,7 @@ typedef struct waited_call {
 
 /// Whether a file can be opened and its header read without blocking: it is on a local disk, and
 /// its name and first page are cached. (Starting a thread costs more than opening such a file.)
-/// *is_memory: it is on a file system without storage, tmpfs or ramfs.
+/// *is_memory: then, whether it is on a file system without storage, tmpfs or ramfs.
 int fstpy_path_is_cached(const char *path, int *is_memory);
 
 /// Runs the call: on the main thread, where Python's signal handlers run, through a helper thread;

@@ -31,13 +31,21 @@ static const buffered_system buffered_systems[] = {
 };
 
 static const buffered_system *find_buffered(int fd) {
-    static const buffered_system hidden = {0, "no disk", false, false};
+    static const buffered_system hidden = {0, "no disk", true, false};
     struct statfs info;
     if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return &hidden;
     if (fstatfs(fd, &info) != 0) return NULL;
     for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
         if ((unsigned long)info.f_type == buffered_systems[i].magic) return &buffered_systems[i];
     return NULL;
+}
+
+/// Whether a file in memory has no holes. (A mapping would allocate their pages.)
+static bool has_all_pages(const fsti_file *file) {
+    struct stat info;
+    return fstat(file->fd, &info) == 0 && info.st_size >= 0 &&
+           (uint64_t)info.st_blocks * 512 ==
+               fsti_align_up((uint64_t)info.st_size, fsti_page_bytes());
 }
 
 bool fsti_file_is_cached(fsti_file *file) {
@@ -48,7 +56,7 @@ bool fsti_file_is_cached(fsti_file *file) {
         const buffered_system *found = find_buffered(file->fd);
         file->is_cached = found != NULL;
         file->is_distant = found != NULL && found->is_distant;
-        file->is_memory = found != NULL && found->is_memory;
+        file->is_memory = found != NULL && found->is_memory && has_all_pages(file);
     }
     file->file_system_known = true;
     bool is_cached = file->is_cached;

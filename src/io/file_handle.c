@@ -18,6 +18,8 @@
 
 /// Bytes of a file that stay mapped after copies, see fsti_io_keep_mapped().
 #define KEPT_BYTES_MAX ((uint64_t)64 << 20)
+/// A page fault may map as much.
+#define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
@@ -321,7 +323,8 @@ void fsti_io_drop_mapped(fsti_file *file, uint64_t begin, uint64_t end) {
     madvise((void *)(uintptr_t)(mapping + from), end - from, MADV_DONTNEED);
 }
 
-bool fsti_io_keep_mapped(fsti_file *file, uint64_t bytes) {
+bool fsti_io_keep_mapped(fsti_file *file, uint64_t begin, uint64_t end) {
+    uint64_t bytes = fsti_align_up(end, HUGE_PAGE_BYTES) - fsti_align_down(begin, HUGE_PAGE_BYTES);
     if (atomic_fetch_add(&file->kept_bytes, bytes) + bytes <= KEPT_BYTES_MAX) return true;
     atomic_store(&file->kept_bytes, 0);
     fsti_io_drop_mapped(file, 0, file->size_bytes);

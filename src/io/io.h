@@ -273,9 +273,9 @@ const char *fsti_io_file_mapping(fsti_file *file);
 /// Unmaps pages that were copied from the mapping, so that they do not count as this process's
 /// memory. They stay in the page cache. Without this, the peak of a load would include the file.
 void fsti_io_drop_mapped(fsti_file *file, uint64_t begin, uint64_t end);
-/// Whether `bytes` more of the mapping may stay mapped for the next loads, such as other slices of
-/// the same tensor. When that would be more than 64 MiB, all are unmapped.
-bool fsti_io_keep_mapped(fsti_file *file, uint64_t bytes);
+/// Whether the pages of a copied range may stay mapped for the next loads, such as other slices of
+/// the same tensor. When that would be more than 64 MiB, in huge pages, all are unmapped.
+bool fsti_io_keep_mapped(fsti_file *file, uint64_t begin, uint64_t end);
 
 /// Drops a range from the page cache, including partial pages at its ends. Pages that are mapped
 /// stay.

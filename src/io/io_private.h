@@ -46,7 +46,8 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error);
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error);
 /// Whether the kernel knows the file, so that it can be mapped and advised.
 bool fsti_io_file_is_plain(const fsti_file *file);
-/// Whether the file lies in a file system that has no storage: tmpfs or ramfs.
+/// Whether all bytes are in memory, because the file lies in a file system without storage (tmpfs
+/// or ramfs) and has no holes.
 bool fsti_io_file_is_memory(fsti_file *file);
 /// pread(2) from any source. The result is the number of bytes, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);

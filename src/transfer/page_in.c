@@ -99,7 +99,7 @@ void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin,
     // Mapped pages cannot be dropped from the page cache.
     bool may_keep = pipeline->device_lane == NULL && job->policy->keeps_cache &&
                     job->plan->item_count == 1 && job->plan->bytes_planned <= KEPT_LOAD_BYTES_MAX;
-    if (!may_keep || !fsti_io_keep_mapped(file, end - begin)) fsti_io_drop_mapped(file, begin, end);
+    if (!may_keep || !fsti_io_keep_mapped(file, begin, end)) fsti_io_drop_mapped(file, begin, end);
 }
 
 const char *fsti_page_in_text(fsti_pipeline *pipeline) {

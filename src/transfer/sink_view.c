@@ -20,6 +20,8 @@ static void fault_pages(void *context) {
     page_sample *pages = context;
     for (uint64_t at = 0; at < pages->size; at += pages->step)
         pages->sum ^= *(const volatile char *)(pages->bytes + at);
+    // The range may begin within a page, and the last step before its last page.
+    pages->sum ^= *(const volatile char *)(pages->bytes + pages->size - 1);
 }
 
 /// Accesses each page. False if that is not possible, or a page has an error.
