@@ -138,7 +138,7 @@ def load_file(
             0: FASTSAFETENSORS_SHARE_GRACE, or none.
         cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
             or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
-            and 128 MiB for parts of models, the cache is bypassed).
+            and for less than half of a model above 128 MiB, the cache is bypassed).
         engine: forces the engine of "load"; `fastsafetensors engines` lists those that work.
         gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
             "strict": RuntimeError (with "gds" in its text) if it does not.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices of tensors: the same results as the frameworks for every index."""
 
+import json
 import os
 import resource
 import shutil
@@ -171,3 +172,48 @@ def test_slices_of_one_tensor_share_its_mapped_pages(tmp_path):
             assert columns.all()
     # The first slice maps 2048 pages, 16 at a time. Later ones use the memory of earlier results.
     assert min(faults) < 64 < faults[0]
+
+
+def test_columns_of_a_large_model_are_read_once(tmp_path):
+    """Other slices, of this or another rank, need the bytes between."""
+    rows = np.random.default_rng(2).integers(0, 255, (4096, 8192), np.uint8)
+    save_file({"x": rows}, tmp_path / "small")
+    data = (tmp_path / "small").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + length])
+    rest = 160 << 20
+    header["rest"] = {"dtype": "U8", "shape": [rest],
+                      "data_offsets": [rows.nbytes, rows.nbytes + rest]}
+    text = json.dumps(header).encode()
+    path = tmp_path / "m"
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data[8 + length:])
+        file.truncate(file.tell() + rest)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = read_bytes()
+    with safe_open(path, "np") as f:
+        for rank in range(8):
+            columns = slice(rank * 1024, (rank + 1) * 1024)
+            assert np.array_equal(f.get_slice("x")[:, columns], rows[:, columns])
+    if not read_bytes() - before:
+        pytest.skip("this file system does not count reads")
+    assert rows.nbytes <= read_bytes() - before <= 1.05 * rows.nbytes
+
+
+def read_bytes():
+    """Return the bytes that this process has caused to be read from storage."""
+    with open("/proc/self/io") as counts:
+        return next(int(line.split()[1]) for line in counts if line.startswith("read_bytes"))
+
+
+def test_small_slices_of_views_are_views(tmp_path):
+    """With mode="map" nothing is copied, however small it is."""
+    save_file({"x": np.zeros((4096, 64), np.float32)}, tmp_path / "m")
+    with safe_open(tmp_path / "m", "np", mode="map") as f:
+        row = f.get_slice("x")[5:6]
+    with open(tmp_path / "m", "r+b") as file:
+        file.seek(-4096 * 256, os.SEEK_END)
+        file.write(np.ones((4096, 64), np.float32).tobytes())
+    assert row[0, 0] == 1

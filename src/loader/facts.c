@@ -75,6 +75,8 @@ static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
         bool is_aligned = (header->data_begin + tensor->begin) % fsti_dtype_alignment(dtype) == 0;
         out->bytes = add_saturating(out->bytes, bytes.stored);
         out->loaded_bytes = add_saturating(out->loaded_bytes, bytes.loaded);
+        if (!bytes.is_contiguous)
+            out->scattered_bytes = add_saturating(out->scattered_bytes, bytes.stored);
         if (!bytes.is_contiguous || !is_aligned)
             out->unmappable_bytes = add_saturating(out->unmappable_bytes, bytes.stored);
     }

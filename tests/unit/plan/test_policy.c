@@ -385,6 +385,23 @@ TEST(threads)
     }
 }
 
+/// Other slices need the bytes between the pieces of a slice.
+TEST(slices_of_many_pieces_keep_the_cache)
+{
+    fsti_load_policy policy;
+    fsti_load_facts facts = {.mode = LOAD,
+                             .bytes = GIB / 8,
+                             .loaded_bytes = GIB / 8,
+                             .scattered_bytes = GIB / 8,
+                             .model_bytes = GIB,
+                             .available_bytes = 99 * GIB};
+    fsti_policy_choose(&facts, &policy);
+    CHECK(policy.keeps_cache);
+    facts.scattered_bytes = GIB / 16;
+    fsti_policy_choose(&facts, &policy);
+    CHECK(!policy.keeps_cache);
+}
+
 TEST(first_threads)
 {
     static const struct {
