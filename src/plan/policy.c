@@ -61,8 +61,8 @@ static const char *find_view_obstacle(const fsti_load_facts *facts) {
     return NULL;
 }
 
-/// Whether the request is less than half of a large model. Between the pieces of slices lie those of
-/// other slices, which this or another process reads next, so they are no part.
+/// Whether the request is less than half of a large model. Slices of many pieces are not: this or
+/// another process reads the bytes between them next.
 static bool is_part(const fsti_load_facts *facts) {
     return facts->model_bytes > PART_CACHE_BYTES_MAX && facts->bytes < facts->model_bytes / 2 &&
            facts->scattered_bytes <= facts->bytes / 2;
