@@ -60,10 +60,10 @@ typedef enum fst_cache {
     /// The default: KEEP if the request fits comfortably in the available memory (of the machine
     /// and of every cgroup above the process), else BYPASS. For owned memory on the CPU, the cached
     /// file and the converted tensors must both fit. Loads above 512 MiB into owned memory, and
-    /// requests for less than half of a model that is larger than 128 MiB, are BYPASS, except
-    /// slices
-    /// of many pieces, because others need the bytes between; requests of up to 1 MiB without a
-    /// budget are KEEP. The choice does not change the mode.
+    /// requests for less than half of a model that is larger than 128 MiB, are BYPASS; requests of
+    /// up to 1 MiB without a budget are KEEP. Slices of many pieces, such as columns, count with
+    /// their tensors, because the bytes between are read, too; if those fit, slices of up to
+    /// 512 MiB are KEEP in models of any size. The choice does not change the mode.
     FST_CACHE_AUTO = 0,
     /// Bytes that are not in the page cache are read into it with large reads, whatever the
     /// readahead setting of the device. (If readahead is off, they are read page by page for a user

@@ -192,6 +192,7 @@ int fstpy_path_is_cached(const char *path, int *is_memory) {
     *is_memory = is_file && !is_local && is_on_memory_system(fd);
     close(fd);
     fd = is_local || *is_memory ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+    *is_memory &= fd >= 0;
     if (fd < 0) return 0;
     // Else these two reads start readahead, which later reads nearby continue.
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);

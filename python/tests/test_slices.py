@@ -206,14 +206,3 @@ def read_bytes():
     """Return the bytes that this process has caused to be read from storage."""
     with open("/proc/self/io") as counts:
         return next(int(line.split()[1]) for line in counts if line.startswith("read_bytes"))
-
-
-def test_small_slices_of_views_are_views(tmp_path):
-    """With mode="map" nothing is copied, however small it is."""
-    save_file({"x": np.zeros((4096, 64), np.float32)}, tmp_path / "m")
-    with safe_open(tmp_path / "m", "np", mode="map") as f:
-        row = f.get_slice("x")[5:6]
-    with open(tmp_path / "m", "r+b") as file:
-        file.seek(-4096 * 256, os.SEEK_END)
-        file.write(np.ones((4096, 64), np.float32).tobytes())
-    assert row[0, 0] == 1

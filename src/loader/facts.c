@@ -75,8 +75,10 @@ static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
         bool is_aligned = (header->data_begin + tensor->begin) % fsti_dtype_alignment(dtype) == 0;
         out->bytes = add_saturating(out->bytes, bytes.stored);
         out->loaded_bytes = add_saturating(out->loaded_bytes, bytes.loaded);
-        if (!bytes.is_contiguous)
+        if (!bytes.is_contiguous) {
             out->scattered_bytes = add_saturating(out->scattered_bytes, bytes.stored);
+            out->spanned_bytes = add_saturating(out->spanned_bytes, tensor->end - tensor->begin);
+        }
         if (!bytes.is_contiguous || !is_aligned)
             out->unmappable_bytes = add_saturating(out->unmappable_bytes, bytes.stored);
     }
@@ -134,8 +136,9 @@ void fsti_loader_gather_facts(fst_loader *loader) {
                                       .lacks_cache = lacks_cache(loader),
                                       .model_bytes = count_model_bytes(loader)};
     count_bytes(loader, &loader->facts);
+    uint64_t bytes = fsti_max(loader->facts.bytes, loader->facts.loaded_bytes);
     loader->facts.available_bytes =
-        find_available_memory(fsti_max(loader->facts.bytes, loader->facts.loaded_bytes));
+        find_available_memory(fsti_max(bytes, loader->facts.spanned_bytes));
 }
 
 void fsti_loader_file_facts(fsti_file *file, uint64_t model_bytes, fsti_load_facts *out) {

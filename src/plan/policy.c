@@ -61,11 +61,19 @@ static const char *find_view_obstacle(const fsti_load_facts *facts) {
     return NULL;
 }
 
-/// Whether the request is less than half of a large model. Slices of many pieces are not: this or
-/// another process reads the bytes between them next.
+/// Bytes that the request brings into the page cache, and into owned memory.
+static uint64_t doubled_bytes(const fsti_load_facts *facts) {
+    uint64_t cached_bytes = fsti_max(facts->bytes, facts->spanned_bytes);
+    return cached_bytes + fsti_min(facts->loaded_bytes, UINT64_MAX - cached_bytes);
+}
+
+/// Whether the request is less than half of a large model. Slices of many pieces are not, if memory
+/// has room for their tensors: this or another process reads the bytes between them next.
 static bool is_part(const fsti_load_facts *facts) {
+    bool reads_between =
+        facts->scattered_bytes > facts->bytes / 2 && fits(facts, doubled_bytes(facts));
     return facts->model_bytes > PART_CACHE_BYTES_MAX && facts->bytes < facts->model_bytes / 2 &&
-           facts->scattered_bytes <= facts->bytes / 2;
+           !reads_between;
 }
 
 /// Whether absent bytes are read through the page cache. *why: the reason.
@@ -90,9 +98,7 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
                               : "the page cache would hold a second copy of it";
         return false;
     }
-    uint64_t loaded_bytes =
-        doubles_memory ? fsti_min(facts->loaded_bytes, UINT64_MAX - facts->bytes) : 0;
-    bool comfortable = fits(facts, facts->bytes + loaded_bytes);
+    bool comfortable = fits(facts, doubles_memory ? doubled_bytes(facts) : facts->bytes);
     if (doubles_memory)
         *why = comfortable ? "it fits in memory twice"
                            : "it does not fit in the available memory twice";

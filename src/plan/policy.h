@@ -39,6 +39,7 @@ typedef struct fsti_load_facts {
     uint64_t loaded_bytes;     ///< the same bytes, in memory after conversion
     uint64_t unmappable_bytes; ///< requested bytes that cannot be memory-mapped
     uint64_t scattered_bytes;  ///< requested bytes in slices of many pieces
+    uint64_t spanned_bytes;    ///< of their tensors, because the bytes between are read, too
     uint64_t model_bytes;      ///< all bytes of the files involved
     uint64_t available_bytes;  ///< available memory; UINT64_MAX: no known limit
 } fsti_load_facts;

@@ -95,9 +95,9 @@ class safe_open:  # noqa: N801 - the name that programs know
             from .._torch.gpu import load_options
 
             self._options.update(load_options(self._device))
-        # Small cached parts are copied on the CPU, unless an engine or views were requested.
+        # Small cached parts are copied on the CPU, unless an engine was requested.
         copies = cache == "auto" and self._device == "cpu"
-        copies = copies and self._options["mode"] == "auto"
+        copies = copies and self._options["mode"] != "load"
         self._from_bytes = getattr(self._adapter, "from_bytes", None) if copies else None
         self._model = open_files(filename, verify)
         self._ahead = ReadAhead(self._model, self._options)

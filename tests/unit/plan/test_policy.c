@@ -393,10 +393,15 @@ TEST(slices_of_many_pieces_keep_the_cache)
                              .bytes = GIB / 8,
                              .loaded_bytes = GIB / 8,
                              .scattered_bytes = GIB / 8,
-                             .model_bytes = GIB,
-                             .available_bytes = 99 * GIB};
+                             .spanned_bytes = GIB / 2,
+                             .model_bytes = 2 * GIB,
+                             .available_bytes = 2 * GIB};
     fsti_policy_choose(&facts, &policy);
     CHECK(policy.keeps_cache);
+    facts.available_bytes = GIB / 2; // room for the request, but not for the bytes between
+    fsti_policy_choose(&facts, &policy);
+    CHECK(!policy.keeps_cache);
+    facts.available_bytes = 2 * GIB;
     facts.scattered_bytes = GIB / 16;
     fsti_policy_choose(&facts, &policy);
     CHECK(!policy.keeps_cache);
