@@ -66,7 +66,7 @@ static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
     pipeline->lane_count = policy.lane_count;
-    pipeline->first_count = policy.first_count;
+    pipeline->first_count = (uint8_t)policy.first_count;
 }
 
 typedef struct thread_start {

@@ -112,17 +112,17 @@ struct fsti_pipeline {
     uint32_t thread_count, threads_started;
     atomic_uint threads_running; ///< started and not finished
     uint32_t lane_count;         ///< workers that keep many reads in flight; the others copy
-    uint32_t first_count;        ///< the other threads are the reserve, see reserve_threads.c
     pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
+    uint8_t first_count;         ///< the other threads are the reserve, see reserve_threads.c
     char gds_reason[192];        ///< why GPUDirect is used, or not
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
     pthread_cond_t work_changed, chunk_finished, reserve_wanted;
-    bool needs_reserve; ///< the reserve works, or has nothing left to do
     uint32_t batches_admitted;
-    bool lacks_memory; ///< memory for the next batch is missing; retried
+    bool lacks_memory;  ///< memory for the next batch is missing; retried
+    bool needs_reserve; ///< the reserve works, or has nothing left to do
     uint64_t
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
     bool is_admitting;    ///< a thread is allocating or classifying, without the lock
@@ -144,6 +144,7 @@ struct fsti_pipeline {
     size_t items_done;           ///< in delivery order
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
+    atomic_ullong view_bytes;   ///< bytes of views that are mapped and read
     bool has_failed, is_placed; ///< is_placed: memory has a NUMA policy
     fst_error error;
     worker_counts counts;
@@ -153,7 +154,6 @@ struct fsti_pipeline {
         found_absent; ///< some chunk of a view was absent, where the kernel reports no residency
     atomic_bool was_huge, was_read; ///< how absent bytes of views were read
     atomic_bool avoids_huge;        ///< huge pages were slow
-    atomic_ullong view_bytes;       ///< bytes of views that are mapped and read
     atomic_bool stop;
 };
 
