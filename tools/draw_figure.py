@@ -160,10 +160,10 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
         ("on FUSE with an empty page cache", ("Views", "fuse", "1 GiB", 0)),
         ("started again on FUSE", ("Views", "fuse", "1 GiB", 1)),
         ("with 128 KiB of readahead", ("Views", "readahead 128K", "1 GiB", 0))]),
-    ("smaller or sharded models", [
-        ("100 MB memory-mapped, page cache empty", ("Views", "disk", "100 MB", 0)),
-        ("25 MB copied to RAM, page cache empty", ("Owned", "disk", "25 MB", 0)),
-        ("four shards copied to RAM, started again", ("Owned", "disk", "4 shards", 1))]),
+    ("other models", [
+        ("25 MB memory-mapped on tmpfs", ("Views", "tmpfs", "25 MB", 0)),
+        ("four shards memory-mapped, page cache empty", ("Views", "disk", "4 shards", 0)),
+        ("1 GiB copied to RAM from FUSE, started again", ("Owned", "fuse", "1 GiB", 1))]),
 ]
 
 
