@@ -60,7 +60,7 @@ TEST(slow_reads_call_the_reserve)
     pthread_t threads[RESERVE_COUNT];
     open_pipeline(0);
     start_reserve(threads);
-    join_reserve(threads); // nobody else wakes them
+    join_reserve(threads); // returns only if the reserve starts without fsti_reserve_wake()
     CHECK(pipeline.needs_reserve);
     CHECK_INT(atomic_load(&released), RESERVE_COUNT);
 }
