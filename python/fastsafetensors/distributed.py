@@ -40,8 +40,7 @@ from ._loading.load import OpenLoad, close_load, load_from
 from ._loading.module_weights import ModuleState
 from ._loading.open_arguments import check_device
 from ._ranks.agreement import Agreement, named
-from ._ranks.peers import IDENTITY_BYTES, own_host
-from ._ranks.rank_files import open_or_receive
+from ._ranks.rank_files import open_on_ranks
 from ._ranks.rank_parts import (
     STRATEGIES,
     Cut,
@@ -120,12 +119,13 @@ class _Load:
     """A call of load_sharded on one rank."""
 
     def __init__(self, model: Any, cuts: Mapping[str, Cut], pg: Any, strategy: str,
-                 agreement: Agreement, readers: list[int],
-                 on_gpu: Mapping[str, Any] = {}) -> None:
+                 readers: list[int], on_gpu: Mapping[str, Any] = {}) -> None:
         """on_gpu: options for loads to this rank's GPU; empty for the CPU."""
+        if strategy == "slice" and len(readers) < pg.size():
+            raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
         self.model, self.cuts, self.pg, self.strategy = model, cuts, pg, strategy
         self.readers, self.on_gpu = readers, on_gpu
-        self.agreement = agreement
+        self.agreement = Agreement(pg)
         self.rank, self.ranks = pg.rank(), pg.size()
         self.result = ShardedTensors()
 
@@ -200,22 +200,17 @@ class _Load:
             methods[name] = choose_method(size, over, cut.is_whole(self.ranks), speeds, self.ranks)
         return methods
 
-    def _maps(self) -> bool:
-        """Whether "auto" maps the files: all ranks run on one host and can map them."""
-        if self.strategy != "auto" or len(self.readers) < self.ranks or not self.cuts:
+    def can_map(self) -> bool:
+        """Whether this rank can map the files, as "auto" does if all ranks of one host can."""
+        # Of a compressed model each rank would decode every tensor.
+        if self.strategy != "auto" or not self.cuts or self.model.is_compressed:
             return False
-        host = b""
-        # The load itself reports errors: the other ranks wait for this answer.
-        with contextlib.suppress(Exception):
+        try:
             loader = self.model.load([next(iter(self.cuts))], mode="auto")
-            # Of a compressed model each rank would decode every tensor.
-            if loader.stats()["mode"] == "map" and not self.model.is_compressed:
-                host = own_host()
-            loader.close()
-        if self.ranks == 1:
-            return bool(host)
-        said = self.pg.exchange(host.ljust(IDENTITY_BYTES), "who can map the files")
-        return bool(host) and all(other == said[0] for other in said)
+        except Exception:  # the load itself reports it
+            return False
+        with contextlib.closing(loader):
+            return bool(loader.stats()["mode"] == "map")
 
     def _read_mapped(self) -> None:
         """Map all tensors, as every rank of the host does: together they read each byte once. Then
@@ -225,7 +220,7 @@ class _Load:
         failure: Exception | None = None
         rows = []
         try:
-            with OpenLoad(self.model, list(self.cuts), mode="auto") as loader:
+            with OpenLoad(self.model, list(self.cuts), mode="auto", share="node") as loader:
                 for at, (name, cut) in enumerate(self.cuts.items()):
                     part, (dtype, shape, _) = cut.own, self.info(name)
                     whole = make_item(loader, at)
@@ -256,9 +251,9 @@ class _Load:
         self.result.clear()
         self.result.update(ordered)
 
-    def run(self) -> ShardedTensors:
-        """Read the slices and exchange the rest."""
-        if self._maps():
+    def run(self, maps: bool) -> ShardedTensors:
+        """Read the slices and exchange the rest. maps: all ranks of one host can map the files."""
+        if maps:
             if not self.on_gpu:
                 self._read_mapped()
                 return self.result
@@ -394,23 +389,13 @@ def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: 
         failure = failure or error
     pg = open_group(group, limit)
     pg.limit_waits()
-    agreement = Agreement(pg)
-    model = None
-    try:
-        try:
-            model, readers = open_or_receive(files, pg, failure)
-            if strategy == "slice" and len(readers) < pg.size():
-                raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
-            load = _Load(model, make_cuts(model, pg), pg, strategy, agreement, readers, on_gpu)
-            lines = load.describe()
-        except Exception as error:
-            agreement.agree("the sharded load", error=error)
-            raise
-        agreement.agree("the sharded load", lines)
-        return load.run()
-    finally:
-        if model is not None:
-            model.close()
+
+    def prepare(model: Any, readers: list[int]) -> _Load:
+        return _Load(model, make_cuts(model, pg), pg, strategy, readers, on_gpu)
+
+    model, load, maps = open_on_ranks(files, pg, prepare, failure)
+    with contextlib.closing(model):
+        return load.run(maps)
 
 
 def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:

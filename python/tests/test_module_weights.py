@@ -314,7 +314,7 @@ def test_measured_speeds_are_agreed_on(monkeypatch, torch):
     monkeypatch.setattr(sharded._Load, "_measure_link", lambda self: 3.0)
     monkeypatch.setitem(sharded._measured, id(group), sharded.Speeds(1.0, 1.0))
     with contextlib.closing(DescribedModel([])) as model:
-        load = sharded._Load(model, {}, group, "auto", None, [0, 1])
+        load = sharded._Load(model, {}, group, "auto", [0, 1])
         assert load.speeds() == sharded.Speeds(2.0, 3.0)
     assert group.rounds == ["who has measured the speeds", "the speeds measured"]
 

@@ -85,8 +85,43 @@ finish()
 """
 
 
-@pytest.mark.parametrize("program", [FOLDERS, ENTRIES, GONE, TEXTLESS],
-                         ids=["folders", "entries", "unreadable", "textless"])
+DIFFERENT = COMMON + """
+from fastsafetensors._ranks.torch_group import TorchProcessGroup
+from fastsafetensors.distributed import load_sharded, save_on_ranks
+path = f"{folder}/large.safetensors"
+# One rank loads, with and without the file, while the other one saves.
+for source in (path, f"{folder}/none"):
+    try:
+        if rank == 0:
+            load_sharded(source, {"w": 0}, WORLD)
+        else:
+            save_on_ranks({"t": torch.ones(3)}, f"{folder}/saved", WORLD)
+    except RankError as error:
+        assert "ranks do different things: rank 0 came to the sharded load" in str(error), error
+    else:
+        raise AssertionError
+# A rank without the file requests something else.
+try:
+    load_sharded(path if rank == 0 else f"{folder}/none", {"w": rank}, WORLD)
+except (RankError, ValueError) as error:
+    assert rank == 1 or "rank 1 failed in the sharded load" in str(error), error
+else:
+    raise AssertionError
+# Ranks meet twice: to agree before they read, and to hear of errors after it.
+count, gather = 0, TorchProcessGroup._gather
+def counted(*given):
+    global count
+    count += 1
+    return gather(*given)
+TorchProcessGroup._gather = counted
+load_sharded(path, {"w": 0}, WORLD)
+assert count == 2, count
+finish()
+"""
+
+
+@pytest.mark.parametrize("program", [FOLDERS, ENTRIES, GONE, TEXTLESS, DIFFERENT],
+                         ids=["folders", "entries", "unreadable", "textless", "different"])
 def test_one_rank_fails_between_two_messages(tmp_path: Path, program: str) -> None:
     """The other ranks get a RankError, or the result, and the group is as good as before."""
     save_file({"w": torch.ones(1 << 20)}, tmp_path / "large.safetensors")

@@ -9,6 +9,7 @@ from test_rank_faults import COMMON, run_ranks
 CODE = COMMON + """
 from fastsafetensors.sharded import load_model_sharded, load_sharded
 import fastsafetensors.sharded as sharded
+from fastsafetensors._ranks import torch_group
 expected = torch.load(f"{folder}/expected.pt")
 path = f"{folder}/model.safetensors"
 
@@ -44,12 +45,12 @@ for strategy in ("slice", "broadcast", "scatter", "auto"):
         assert all(part.is_contiguous() for part in got.values())
 
 # A rank that cannot map the files, or runs on another host.
-host = sharded.own_host
-sharded.own_host = lambda: b"other" if rank == 1 else host()
+own_identity = torch_group.own_identity
+torch_group.own_identity = lambda: b"other 1 1".ljust(128) if rank == 1 else own_identity()
 measure = sharded._Load.speeds
 sharded._Load.speeds = lambda load: sharded.Speeds(1e8, 1e10)  # of a slow storage
-got = load_sharded(path, dims, WORLD)
-sharded.own_host, sharded._Load.speeds = host, measure
+got = load_sharded(path, dims, dist.new_group())
+torch_group.own_identity, sharded._Load.speeds = own_identity, measure
 assert size == 1 or got.stats["slice"] < len(dims)
 assert all(same(got[name], block(expected[name], dim)) for name, dim in dims.items())
 # What one rank writes is seen by no other rank, and not in the file.

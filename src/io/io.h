@@ -165,6 +165,9 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
 /// unknown: for files that the process neither owns nor may write, the kernel hides or falsifies
 /// it.
 bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
+/// Whether all pages of a range are in the page cache with their bytes: fsti_file_resident() counts
+/// pages that are being read as well. False if unknown.
+bool fsti_file_is_read(fsti_file *file, uint64_t begin, uint64_t end);
 /// Whether the byte at `at` can be read without waiting; works for all files. If it cannot, the
 /// kernel starts reading some pages there.
 bool fsti_file_is_resident_at(fsti_file *file, uint64_t at);

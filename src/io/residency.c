@@ -59,6 +59,12 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
     return true;
 }
 
+bool fsti_file_is_read(fsti_file *file, uint64_t begin, uint64_t end) {
+    uint64_t pages, page = fsti_page_bytes();
+    return fsti_io_file_is_plain(file) && count_by_mincore(file, begin, end, &pages) &&
+           pages == (fsti_align_up(end, page) - fsti_align_down(begin, page)) / page;
+}
+
 bool fsti_file_is_resident_at(fsti_file *file, uint64_t at) {
     char byte;
     struct iovec vector = {&byte, 1};

@@ -130,6 +130,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
                                           &loader->methods, error);
     fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->methods);
     job.share = loader->share;
+    job.others_read = loader->options.share == FST_SHARE_NODE;
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_log_end(loader, status, error);

@@ -33,8 +33,8 @@ static bool touch_pages(const fsti_pipeline *pipeline, const char *bytes, uint64
 
 /// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads
 /// follows the speed.
-static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, fsti_file *file,
-                                char *mapping, fst_error *error) {
+static fst_status populate_range(fsti_pipeline *pipeline, uint32_t chunk, fsti_file *file,
+                                 char *mapping, fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const chunk_state *state = &pipeline->chunks[chunk];
     bool has_reserve = pipeline->first_count < pipeline->thread_count;
@@ -54,42 +54,54 @@ static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, fsti_fi
     return FST_OK;
 }
 
-/// Prefaults the pages of a chunk, which are resident or are read now, and finishes it.
-static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                              fst_error *error) {
+/// Prefaults the pages of a chunk, which are resident or are read now.
+static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                 fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_plan_extent *extent = &pipeline->job.plan->extents[range->extent];
-    fsti_file *file = pipeline->job.files[extent->file].file;
-    char *mapping = pipeline->job.files[extent->file].view->data;
+    uint32_t index = pipeline->job.plan->extents[range->extent].file;
+    fsti_file *file = pipeline->job.files[index].file;
+    char *mapping = pipeline->job.files[index].view->data;
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
     if (!is_resident) fsti_file_start_part(file, range->begin, range->end);
-    FST_TRY(populate_view(pipeline, chunk, file, mapping, error));
+    FST_TRY(populate_range(pipeline, chunk, file, mapping, error));
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
     if (!is_resident) counts->bytes_read += size;
     if (!is_resident) counts->cache_bytes += size;
-    FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
+    return FST_OK;
+}
+
+/// Finishes a chunk, whose pages are resident.
+static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                              fst_error *error) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = &pipeline->job.plan->extents[range->extent];
     fsti_verify_range view = {.begin = range->begin,
                               .end = range->end,
-                              .bytes = mapping + range->begin,
+                              .bytes = pipeline->job.files[extent->file].view->data + range->begin,
                               .is_mapped = true};
+    FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
     FST_TRY(fsti_pipeline_verify(pipeline, extent, &view, counts, error));
     fsti_pipeline_finish(pipeline, chunk, counts);
     return FST_OK;
 }
 
-/// Reads a chunk as huge pages.
-static fst_status use_huge_pages(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                                 fst_error *error) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
-    counts->read_count++;
-    fsti_page_in_advise(pipeline, chunk, pipeline->job.files[file].view->data);
+static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                fst_error *error) {
+    FST_TRY(populate_chunk(pipeline, chunk, counts, error));
     return finish_view(pipeline, chunk, counts, error);
 }
 
-/// Reads a chunk and the following ones as one stream.
+/// Whether another process has read a chunk since it was classified.
+static bool is_read_by_others(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
+    return pipeline->job.others_read && fsti_file_is_read(file, range->begin, range->end);
+}
+
+/// Reads a chunk and the following ones as one stream, except what others have read. Like resident
+/// chunks, that is not prefaulted.
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -102,9 +114,12 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     atomic_store(&pipeline->was_read, true);
     for (; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop); chunk++) {
         uint64_t start_ns = fsti_now_ns();
-        status = fsti_stream_read(stream, plan->chunks[chunk].begin, plan->chunks[chunk].end,
-                                  &counts->read_count, error);
+        bool is_read = is_read_by_others(pipeline, chunk);
+        if (!is_read)
+            status = fsti_stream_read(stream, plan->chunks[chunk].begin, plan->chunks[chunk].end,
+                                      &counts->read_count, error);
         counts->read_ns += fsti_now_ns() - start_ns;
+        if (status == FST_OK && !is_read) status = populate_chunk(pipeline, chunk, counts, error);
         if (status == FST_OK) status = finish_view(pipeline, chunk, counts, error);
     }
     fsti_stream_close(stream);
@@ -114,13 +129,16 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
 /// Reads a chunk into the page cache and faults its pages into the mapping.
 static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                                worker_counts *counts, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     target->answer = SINK_DONE;
-    if (pipeline->chunks[chunk].is_resident) return finish_view(pipeline, chunk, counts, error);
+    if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
     fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
-    if (method == FSTI_PAGE_IN_BY_HUGE_PAGES) return use_huge_pages(pipeline, chunk, counts, error);
     if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
-    return finish_view(pipeline, chunk, counts, error);
+    if (method == FSTI_PAGE_IN_BY_HUGE_PAGES)
+        fsti_page_in_advise(pipeline, chunk, pipeline->job.files[file].view->data);
+    return populate_view(pipeline, chunk, counts, error);
 }
 
 static void explain_views(fsti_pipeline *pipeline, char *text, size_t size) {

@@ -61,6 +61,7 @@ typedef struct fsti_job {
     uint64_t workspace_bytes; ///< extra memory per thread, for statistics
     fsti_share *share; ///< NULL, or the segment that gives memory for the batches, on the CPU only
     bool share_is_writable; ///< tensors in it may be written, which stays private
+    bool others_read;       ///< other processes read the same files now
     bool may_wait;          ///< the opening thread may wait for a small job's bytes
     bool guard_allowed;
     fst_progress_callback progress;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks agree on the next step before it starts, so that one rank's error is an error on all.
 
-Before each collective of the loaders, the ranks exchange 16 bytes: a digest of what the rank is
-about to do, and whether it can. Only if these differ do they exchange full descriptions, to name
-the first difference.
+Before each collective of the loaders, the ranks exchange 16 bytes: whether the rank can do the next
+step, and digests of the step and of what it needs for it. Only if these differ do they exchange
+full descriptions, to name the first difference.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .._base.errors import printable
@@ -37,17 +37,25 @@ def named(what: str) -> Iterator[None]:
         raise RankError(f"{what}: {error}") from error
 
 
-_GOOD, _FAILED, _ENDED = 0, 1, 2
+# What a rank says of itself. Before a load it also says whether it could map the files, and whether
+# it lacks them: then it has no lines, because it can't describe what it will load.
+GOOD, _FAILED, _ENDED, MAPS, LACKS = range(5)
+_STEP_BYTES, _LINES_BYTES = 5, 10
 
 
-def _first_difference(what: str, lines: list[Sequence[str]]) -> str:
-    """Describe where a rank's description first differs from rank 0's."""
-    for rank, other in enumerate(lines):
-        for at in range(max(len(lines[0]), len(other))):
-            first = lines[0][at] if at < len(lines[0]) else "nothing"
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()
+
+
+def _first_difference(what: str, lines: Mapping[int, Sequence[str]]) -> str:
+    """Describe where a rank's lines first differ from the first rank's."""
+    base = min(lines)
+    for rank, other in lines.items():
+        for at in range(max(len(lines[base]), len(other))):
+            first = lines[base][at] if at < len(lines[base]) else "nothing"
             second = other[at] if at < len(other) else "nothing"
             if first != second:
-                return f"ranks differ in {what}: rank 0 has {first}; rank {rank} has {second}"
+                return f"ranks differ in {what}: rank {base} has {first}; rank {rank} has {second}"
     return f"ranks differ in {what}"
 
 
@@ -60,21 +68,26 @@ class Agreement:
     def __init__(self, pg: ProcessGroupBase) -> None:
         """Agree among the ranks of a group. A group of one does nothing."""
         self._pg = pg
-        self.rounds = 0
 
     def agree(
-        self, what: str, lines: Sequence[str] = (), error: BaseException | None = None
-    ) -> None:
-        """Return when all ranks arrived with the same `what` and lines, and without an error.
+        self,
+        what: str,
+        lines: Sequence[str] = (),
+        error: BaseException | None = None,
+        state: int = GOOD,
+    ) -> list[int]:
+        """Return every rank's state when all arrived with the same `what` and lines, and without an
+        error. Ranks that say LACKS have no lines.
 
         Raises this rank's own error; RankError for an error of another rank, for a difference, and
         for ranks that do not arrive within the group's timeout.
         """
         try:
             if self._pg.size() > 1:
-                self._round(what, list(lines), _GOOD if error is None else _FAILED, error)
-            elif error is not None:
+                return self._round(what, list(lines), state if error is None else _FAILED, error)
+            if error is not None:
                 raise error
+            return [state]
         finally:
             del error  # its traceback refers to this frame, which would keep its locals alive
 
@@ -86,7 +99,7 @@ class Agreement:
     def end(self) -> None:
         """Finish. Ranks that have already exited have completed the round as well."""
         if self._pg.size() > 1:
-            self._round("the end", [], _GOOD, None, may_leave=True)
+            self._round("the end", [], GOOD, None, may_leave=True)
 
     def _round(
         self,
@@ -95,20 +108,18 @@ class Agreement:
         status: int,
         error: BaseException | None,
         may_leave: bool = False,
-    ) -> None:
-        self.rounds += 1
-        digest = hashlib.blake2b("\n".join([what, *lines]).encode(errors="surrogatepass"),
-                                 digest_size=15).digest()
-        mine = bytes([status]) + digest
-        came = self._pg.exchange(mine, what)
-        statuses = {rank[0] for rank in came}
-        same = len({rank[1:] for rank in came}) == 1
-        if came and statuses == {_GOOD} and same:
-            return
+    ) -> list[int]:
+        said = _digest(what, _STEP_BYTES) + _digest("\n".join(lines), _LINES_BYTES)
+        came = self._pg.exchange(bytes([status]) + said, what)
+        statuses = [rank[0] for rank in came]
+        steps = {rank[1 : 1 + _STEP_BYTES] for rank in came}
+        differs = len(steps) > 1 or len({rank[1:] for rank in came if rank[0] != LACKS}) > 1
+        if came and not differs and _FAILED not in statuses and _ENDED not in statuses:
+            return statuses
         left = [rank for rank, message in enumerate(came) if message[0] == _ENDED]
-        if status == _ENDED or (may_leave and left and statuses <= {_GOOD, _ENDED}):
+        if status == _ENDED or (may_leave and left and {*statuses} <= {GOOD, _ENDED}):
             self._send(what, lines, error)
-            return
+            return statuses
         try:
             texts = self._send(what, lines, error)
             raise self._explain(what, came, texts) if error is None else error
@@ -133,4 +144,5 @@ class Agreement:
             if text["what"] != texts[0]["what"]:
                 return RankError(f"ranks do different things: rank 0 came to {texts[0]['what']}, "
                                  f"rank {rank} to {text['what']}")
-        return RankError(_first_difference(what, [text["lines"] for text in texts]))
+        return RankError(_first_difference(what, {
+            rank: text["lines"] for rank, text in enumerate(texts) if came[rank][0] != LACKS}))

@@ -42,21 +42,26 @@ def own_identity() -> bytes:
     return text[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b" ")
 
 
+def host_of(identity: bytes) -> bytes:
+    """Return the host of a process's identity; b"" if unknown."""
+    words = identity.split()
+    return words[0] if len(words) == 3 else b""
+
+
 def _state_of(identity: bytes, host: bytes) -> str:
     """Describe the problem of a process on this host; "" if it has none that is known."""
-    words = identity.split()
-    if len(words) != 3 or words[0] != host:
+    if not host or host_of(identity) != host:
         return ""
-    stat = _stat_of(int(words[1]))
-    if stat is None or stat[1] != int(words[2]) or stat[0] in "ZX":
+    _, pid, start = identity.split()
+    stat = _stat_of(int(pid))
+    if stat is None or stat[1] != int(start) or stat[0] in "ZX":
         return "has ended"
     return "is stopped" if stat[0] in "Tt" else ""
 
 
 def describe_lost(identities: list[bytes]) -> str:
     """Name the ranks of this host that have exited or are stopped; "" if none are known."""
-    words = own_identity().split()
-    host = words[0] if len(words) == 3 else b""
+    host = host_of(own_identity())
     found = [f"rank {rank} {state} (process {int(identity.split()[1])})"
              for rank, identity in enumerate(identities) if (state := _state_of(identity, host))]
     return ", ".join(found)

@@ -37,6 +37,11 @@ class ProcessGroupBase(ABC):
         """Whether a wait for other ranks has failed."""
         return False
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks run on one host; known after an exchange."""
+        return self.size() == 1
+
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message, all of the same size; `what` is for errors.
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a model on the ranks of a group, of which some may lack the files."""
+"""Opens a model on the ranks of a group, of which some may lack the files, for the same load."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from .._loading.verified_open import open_files
+from .agreement import GOOD, LACKS, MAPS, Agreement
+from .process_group import ProcessGroupBase
 
 
 class DescribedModel:
@@ -30,36 +33,103 @@ class DescribedModel:
         """Nothing to close."""
 
 
-def open_or_receive(files: Any, pg: Any, failure: Exception | None) -> tuple[Any, list[int]]:
-    """(model, ranks that have the files). If only some hosts have them, one rank describes the
-    model.
+class RankLoad(Protocol):
+    """A rank's part of a load."""
 
-    Raises the error of the missing file if no rank has it, and an earlier failure of this rank.
+    def describe(self) -> list[str]:
+        """Lines on which all ranks must agree."""
+        ...
+
+    def can_map(self) -> bool:
+        """Whether this rank could map the files."""
+        ...
+
+
+_Load = TypeVar("_Load", bound=RankLoad)
+_T = TypeVar("_T")
+_STEP = "the sharded load"
+
+
+def open_on_ranks(
+    files: Any,
+    pg: ProcessGroupBase,
+    prepare: Callable[[Any, list[int]], _Load],
+    failure: Exception | None,
+) -> tuple[Any, _Load, bool]:
+    """Open a model on the ranks of a group, which then agree on what they load of it.
+
+    Args:
+        files: as for open_files(). If some ranks lack them, another rank describes the model.
+        pg: the group.
+        prepare: makes this rank's part of the load, given the model and the ranks with files.
+        failure: an earlier error of this rank, which all ranks raise.
+
+    Returns:
+        The model, to be closed; what `prepare` returned; and whether all ranks run on one host and
+        can map the files.
     """
-    model: Any = None
-    is_missing = False
+    agreement, error = Agreement(pg), failure
+    model = load = None
+    if failure is None:
+        model, error = _attempt(lambda: open_files(files))
+    if model is not None:
+        load, error = _attempt(lambda: prepare(model, list(range(pg.size()))))
     try:
-        if failure is not None:
-            raise failure
-        model = open_files(files)
-    except Exception as error:
-        is_missing = failure is None and isinstance(error, FileNotFoundError)
-        failure = error
-    state = 1 if model is not None else 0 if is_missing else 2
-    has = [bytes([state])]
-    if pg.size() > 1:
-        has = pg.exchange(bytes([state]), "which ranks have the files")
-    readers = [rank for rank, said in enumerate(has) if said[0] == 1]
-    has_failed = any(said[0] == 2 for said in has)
-    if failure is not None and (not readers or has_failed):
-        raise failure
-    if has_failed:  # another rank, which reports it in the next round: nothing is described
-        return model, list(range(pg.size()))
-    if len(readers) < pg.size():
-        rows = []
-        if model is not None and pg.rank() == readers[0]:
-            rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
-        texts = pg.exchange_texts(json.dumps(rows), "the tensors of the files")
+        states = agreement.agree(_STEP, *_say(load, error, failure is None and model is None))
+        readers = [rank for rank, state in enumerate(states) if state != LACKS]
+        if error is not None and not readers:
+            raise error
+        if len(readers) < pg.size():
+            model, load = _receive(model, readers, pg, prepare, agreement)
+        assert load is not None
+        return model, load, pg.is_on_one_host and all(state == MAPS for state in states)
+    except BaseException:
+        if model is not None:
+            model.close()
+        raise
+    finally:
+        del error  # its traceback refers to this frame
+
+
+def _attempt(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    """Return a call's result, or its error."""
+    try:
+        return call(), None
+    except Exception as error:  # the other ranks wait to hear of it
+        return None, error
+
+
+def _say(
+    load: RankLoad | None, error: Exception | None, may_lack: bool
+) -> tuple[list[str], Exception | None, int]:
+    """Return the lines, the error and the state that a rank sends to the others."""
+    if load is not None:
+        return load.describe(), None, MAPS if load.can_map() else GOOD
+    if may_lack and isinstance(error, FileNotFoundError):
+        return [], None, LACKS
+    return [], error, GOOD
+
+
+def _receive(
+    model: Any,
+    readers: list[int],
+    pg: ProcessGroupBase,
+    prepare: Callable[[Any, list[int]], _Load],
+    agreement: Agreement,
+) -> tuple[Any, _Load]:
+    """Send the first reader's description of the model to the ranks that lack it, and agree again.
+    """
+    rows = []
+    if pg.rank() == readers[0]:
+        rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
+    texts = pg.exchange_texts(json.dumps(rows), "the tensors of the files")
+    try:
         if model is None:
             model = DescribedModel(json.loads(texts[readers[0]]))
-    return model, readers
+        load = prepare(model, readers)
+        lines = load.describe()
+    except Exception as error:
+        agreement.agree(_STEP, error=error)
+        raise
+    agreement.agree(_STEP, lines)
+    return model, load

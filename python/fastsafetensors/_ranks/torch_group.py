@@ -14,7 +14,7 @@ from .._base.errors import shown
 from .._base.options import check_timeout
 from .._saving.background import Background
 from .._torch.torch_installed import torch
-from .peers import describe_lost, describe_unheard, own_identity
+from .peers import IDENTITY_BYTES, describe_lost, describe_unheard, host_of, own_identity
 from .process_group import ProcessGroupBase, SingleGroup, SingleProcessGroup
 
 _T = TypeVar("_T")
@@ -134,17 +134,6 @@ class TorchProcessGroup(ProcessGroupBase):
                 return found or _describe_silent(failed)
             time.sleep(0.05)
 
-    def _introduce(self) -> None:
-        """Exchange the processes' identities once per group, so that errors can name ranks that
-        died.
-        """
-        if self._count == 1 or self.real_pg in _identities:
-            return
-        _identities[self.real_pg] = []
-        with contextlib.suppress(Exception):  # if a rank is lost before all have exchanged them
-            self._store().set(_IDENTITY_KEY.format(self._number), own_identity())
-        _identities[self.real_pg] = self._gather(own_identity(), "the ranks to begin")
-
     def _store(self) -> Any:
         """The group's key-value store. torch has no public function for it."""
         import torch.distributed.distributed_c10d as c10d
@@ -192,9 +181,26 @@ class TorchProcessGroup(ProcessGroupBase):
         self._begin(begin, what)()
 
     def exchange(self, message: bytes, what: str) -> list[bytes]:
-        """Return every rank's message."""
-        self._introduce()
-        return self._gather(message, f"the ranks to agree on {what}")
+        """Return every rank's message.
+
+        The first one of a group also has the processes' identities, so that errors can name ranks
+        that died.
+        """
+        what = f"the ranks to agree on {what}"
+        if self._count == 1 or self.real_pg in _identities:
+            return self._gather(message, what)
+        _identities[self.real_pg] = []
+        with contextlib.suppress(Exception):  # if a rank is lost before all have exchanged them
+            self._store().set(_IDENTITY_KEY.format(self._number), own_identity())
+        every = self._gather(own_identity() + message, what)
+        _identities[self.real_pg] = [one[:IDENTITY_BYTES] for one in every]
+        return [one[IDENTITY_BYTES:] for one in every]
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks run on one host; known after an exchange."""
+        hosts = {host_of(identity) for identity in _identities.get(self.real_pg, [])}
+        return self._count == 1 or (len(hosts) == 1 and b"" not in hosts)
 
     def _gather(self, message: bytes, what: str) -> list[bytes]:
         import torch.distributed as dist

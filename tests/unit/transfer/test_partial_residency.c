@@ -154,6 +154,52 @@ TEST(populating_views_reads_nothing)
     CHECK_INT(stats.bytes_read, 0);
 }
 
+/// Stands for another process that reads the whole file after this one has begun.
+static int read_all(void *context, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
+                    size_t tensors_total) {
+    (void)bytes_done;
+    (void)bytes_total;
+    (void)tensors_done;
+    (void)tensors_total;
+    fixture_warm(context);
+    return 0;
+}
+
+/// Loads views of a cold file whose remaining bytes another process reads meanwhile.
+static fst_load_stats load_with_others(char *path, fst_share share) {
+    fst_load_options options = {.struct_size = sizeof options,
+                                .mode = FST_MODE_MAP,
+                                .share = share,
+                                .progress = read_all,
+                                .progress_context = path,
+                                .thread_count = 1};
+    fst_load_stats stats = {.bytes_read = 0};
+    fst_model *model;
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return stats;
+    fixture_evict(path);
+    (void)load(model, &options, &stats);
+    fst_model_close(model);
+    return stats;
+}
+
+/// The processes of a node that load the same model do not wait for each other's reads a second
+/// time. Alone, a process prefaults what the kernel read ahead.
+TEST(pages_that_others_have_read_are_taken)
+{
+    char *path = (char *)(uintptr_t)fixture_tensors("others", 12, BYTES);
+    fsti_io_hide(FSTI_IO_HIDE_WARM); // then huge pages count as slow, and streams are read
+    for (int i = 0; i < 2; i++) (void)load_with_others(path, FST_SHARE_OFF);
+    fst_load_stats alone = load_with_others(path, FST_SHARE_OFF);
+    fst_load_stats shared = load_with_others(path, FST_SHARE_NODE);
+    fsti_io_hide(0);
+    if (alone.chunks_resident > 0) SKIP("this file system does not evict");
+    CHECK_INT(alone.bytes_read, 12 * BYTES);
+    CHECK_INT(alone.bytes_mapped, 12 * BYTES);
+    CHECK_INT(shared.chunks_resident, 0);
+    CHECK(shared.bytes_read < 12 * BYTES / 2);
+    CHECK_INT(shared.bytes_mapped, shared.bytes_read);
+}
+
 TEST(range_is_resident_only_with_all_pages)
 {
     const char *path = fixture_tensors("ranges", COUNT, BYTES);
@@ -170,6 +216,8 @@ TEST(range_is_resident_only_with_all_pages)
         CHECK(fsti_file_resident(file, 4 * 4096 - 100, 4 * 4096 + 100, &bytes) && bytes < 200);
         CHECK(bytes > 0);
         CHECK(fsti_file_resident(file, 4 * 4096, 6 * 4096, &bytes) && bytes == 0);
+        CHECK(fsti_file_is_read(file, 3 * 4096 + 9, 4 * 4096));
+        CHECK(!fsti_file_is_read(file, 3 * 4096 + 9, 4 * 4096 + 1));
     }
     fsti_io_hide(0);
     fsti_file_unref(file);
