@@ -100,8 +100,7 @@ static bool is_read_by_others(const fsti_pipeline *pipeline, uint32_t chunk) {
     return pipeline->job.others_read && fsti_file_is_read(file, range->begin, range->end);
 }
 
-/// Reads a chunk and the following ones as one stream, except what others have read. Like resident
-/// chunks, that is not prefaulted.
+/// Reads a chunk and the following ones as one stream, except those that others have read.
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -112,9 +111,10 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     FST_TRY(fsti_stream_open(file, extent->end, &stream, error));
     fst_status status = FST_OK;
     atomic_store(&pipeline->was_read, true);
-    for (; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop); chunk++) {
+    for (uint32_t first = chunk; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop);
+         chunk++) {
         uint64_t start_ns = fsti_now_ns();
-        bool is_read = is_read_by_others(pipeline, chunk);
+        bool is_read = chunk != first && is_read_by_others(pipeline, chunk);
         if (!is_read)
             status = fsti_stream_read(stream, plan->chunks[chunk].begin, plan->chunks[chunk].end,
                                       &counts->read_count, error);
@@ -133,6 +133,8 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_tar
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     target->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
+    // Like chunks that were resident before, these are not prefaulted.
+    if (is_read_by_others(pipeline, chunk)) return finish_view(pipeline, chunk, counts, error);
     fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
     if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
