@@ -220,7 +220,8 @@ class _Load:
         failure: Exception | None = None
         rows = []
         try:
-            with OpenLoad(self.model, list(self.cuts), mode="auto", share="node") as loader:
+            share = "node" if self.ranks > 1 else "off"
+            with OpenLoad(self.model, list(self.cuts), mode="auto", share=share) as loader:
                 for at, (name, cut) in enumerate(self.cuts.items()):
                     part, (dtype, shape, _) = cut.own, self.info(name)
                     whole = make_item(loader, at)

@@ -70,19 +70,24 @@ def open_on_ranks(
     """
     agreement, error = Agreement(pg), failure
     model = load = None
+    lines: list[str] = []
+    state = GOOD
     if failure is None:
         model, error = _attempt(lambda: open_files(files))
+        if isinstance(error, FileNotFoundError):
+            state = LACKS
     if model is not None:
-        load, error = _attempt(lambda: prepare(model, list(range(pg.size()))))
+        told, error = _attempt(lambda: _prepare(prepare, model, pg.size()))
+        load, lines, state = told or (None, lines, state)
     try:
-        states = agreement.agree(_STEP, *_say(load, error, failure is None and model is None))
-        readers = [rank for rank, state in enumerate(states) if state != LACKS]
+        states = agreement.agree(_STEP, lines, None if state == LACKS else error, state)
+        readers = [rank for rank, said in enumerate(states) if said != LACKS]
         if error is not None and not readers:
             raise error
         if len(readers) < pg.size():
             model, load = _receive(model, readers, pg, prepare, agreement)
         assert load is not None
-        return model, load, pg.is_on_one_host and all(state == MAPS for state in states)
+        return model, load, pg.is_on_one_host and all(said == MAPS for said in states)
     except BaseException:
         if model is not None:
             model.close()
@@ -99,15 +104,12 @@ def _attempt(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
         return None, error
 
 
-def _say(
-    load: RankLoad | None, error: Exception | None, may_lack: bool
-) -> tuple[list[str], Exception | None, int]:
-    """Return the lines, the error and the state that a rank sends to the others."""
-    if load is not None:
-        return load.describe(), None, MAPS if load.can_map() else GOOD
-    if may_lack and isinstance(error, FileNotFoundError):
-        return [], None, LACKS
-    return [], error, GOOD
+def _prepare(
+    prepare: Callable[[Any, list[int]], _Load], model: Any, ranks: int
+) -> tuple[_Load, list[str], int]:
+    """Return a rank's part of the load if all ranks have the files, its lines, and its state."""
+    load = prepare(model, list(range(ranks)))
+    return load, load.describe(), MAPS if load.can_map() else GOOD
 
 
 def _receive(
