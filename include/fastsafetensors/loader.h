@@ -91,9 +91,9 @@ typedef enum fst_share {
     /// time. If sharing is impossible (small load, full file system, memory limit, a folder that
     /// other users can access, bytes that the program supplies), the load uses its own memory,
     /// and fst_load_stats.reason says why. Memory-mapped tensors share the page cache and need no
-    /// segment; what another process has read since the load began is not read again, and like
-    /// bytes that were cached before not prefaulted. FST_E_ARGUMENT with a device, destinations, an
-    /// allocator or a budget.
+    /// segment; of these, bytes that come into the page cache while the load runs, by another
+    /// process or by the kernel's readahead, are not read again and not prefaulted.
+    /// FST_E_ARGUMENT with a device, destinations, an allocator or a budget.
     FST_SHARE_NODE = 1,
 } fst_share;
 #define FST_SHARE_COUNT 2

@@ -220,8 +220,7 @@ class _Load:
         failure: Exception | None = None
         rows = []
         try:
-            share = "node" if self.ranks > 1 else "off"
-            with OpenLoad(self.model, list(self.cuts), mode="auto", share=share) as loader:
+            with self._open_views() as loader:
                 for at, (name, cut) in enumerate(self.cuts.items()):
                     part, (dtype, shape, _) = cut.own, self.info(name)
                     whole = make_item(loader, at)
@@ -240,6 +239,13 @@ class _Load:
         self.agreement.agree("reading the files", error=failure)
         self.result.stats["slice"] = len(self.result)
         self._sort()
+
+    def _open_views(self) -> OpenLoad:
+        """Load all tensors as views, or together in memory if some can't be views."""
+        if self.ranks > 1:
+            with contextlib.suppress(Exception):  # the load below reports it
+                return OpenLoad(self.model, list(self.cuts), mode="map", share="node")
+        return OpenLoad(self.model, list(self.cuts), mode="auto")
 
     def _part_items(self, names: Iterable[str]) -> list[tuple[str, Any, Any]]:
         """Items of a load for this rank's parts."""
@@ -437,7 +443,9 @@ def load_sharded(
 
     Raises:
         KeyError: a name that the model lacks.
-        RankError: another rank failed, requested something else or has other files.
+        RankError: another rank failed, or requested something else or tensors of another shape.
+            The bytes are not compared: while a program replaces the model, ranks may load
+            different saves.
         TypeError: an argument of another type.
     """
 
@@ -506,7 +514,7 @@ def load_model_sharded(
     Raises:
         KeyError: names that the files lack.
         RuntimeError: shapes that differ from the module's.
-        RankError: another rank failed, requested something else or has other files.
+        RankError: as for load_sharded().
         TypeError: an argument of another type.
     """
     from torch.distributed.device_mesh import DeviceMesh

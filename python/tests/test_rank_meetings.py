@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fails on one rank between two messages of its group reaches the other ranks."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -120,11 +121,58 @@ finish()
 """
 
 
-@pytest.mark.parametrize("program", [FOLDERS, ENTRIES, GONE, TEXTLESS, DIFFERENT],
-                         ids=["folders", "entries", "unreadable", "textless", "different"])
+INTERRUPTED = COMMON + """
+import signal, time
+from fastsafetensors.distributed import load_sharded
+path = f"{folder}/large.safetensors"
+def interrupt(*given):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+if rank == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+else:
+    time.sleep(1.5)
+# The one that is interrupted comes back while the other one is in its first load.
+for _ in range(2 - rank):
+    try:
+        load_sharded(path, {"w": 0}, WORLD)
+    except (KeyboardInterrupt, RankError):
+        pass
+for _ in range(2):
+    assert load_sharded(path, {"w": None}, WORLD)["w"].eq(1).all()
+finish()
+"""
+
+UNALIGNED = COMMON + """
+from fastsafetensors.distributed import load_sharded
+shared = f"{folder}/shared"
+os.environ["FASTSAFETENSORS_SHARE_DIR"] = shared
+# Tensors that can't be views are in memory of each rank.
+got = load_sharded(f"{folder}/unaligned.safetensors", {"a": None, "w": 0}, WORLD)
+assert got["w"].eq(3).all() and got["w"].shape[0] == 1 << 19 and got["a"].eq(1).all()
+assert not os.path.exists(shared) or not os.listdir(shared)
+finish()
+"""
+
+
+def write_unaligned(path: Path) -> None:
+    """A file whose F32 tensor begins at an odd offset, which safetensors would not write."""
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1025], "data_offsets": [0, 1025]},
+                         "w": {"dtype": "F32", "shape": [1 << 20],
+                               "data_offsets": [1025, 1025 + (4 << 20)]}}).encode()
+    header += b" " * (-len(header) % 8)
+    values = torch.full((1 << 20,), 3.0).numpy().tobytes()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1" * 1025 + values)
+
+
+@pytest.mark.parametrize("program", [FOLDERS, ENTRIES, GONE, TEXTLESS, DIFFERENT, INTERRUPTED,
+                                     UNALIGNED],
+                         ids=["folders", "entries", "unreadable", "textless", "different",
+                              "interrupted", "unaligned"])
 def test_one_rank_fails_between_two_messages(tmp_path: Path, program: str) -> None:
     """The other ranks get a RankError, or the result, and the group is as good as before."""
     save_file({"w": torch.ones(1 << 20)}, tmp_path / "large.safetensors")
+    write_unaligned(tmp_path / "unaligned.safetensors")
     for number in range(4):
         save_file({f"t{number}.a": torch.full((4,), float(number))},
                   tmp_path / f"{number}.safetensors")

@@ -67,8 +67,6 @@ static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker
     FST_TRY(populate_range(pipeline, chunk, file, mapping, error));
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
-    if (!is_resident) counts->bytes_read += size;
-    if (!is_resident) counts->cache_bytes += size;
     return FST_OK;
 }
 
@@ -81,6 +79,8 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
                               .end = range->end,
                               .bytes = pipeline->job.files[extent->file].view->data + range->begin,
                               .is_mapped = true};
+    if (!pipeline->chunks[chunk].is_resident) counts->bytes_read += range->end - range->begin;
+    if (!pipeline->chunks[chunk].is_resident) counts->cache_bytes += range->end - range->begin;
     FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
     FST_TRY(fsti_pipeline_verify(pipeline, extent, &view, counts, error));
     fsti_pipeline_finish(pipeline, chunk, counts);
@@ -93,14 +93,15 @@ static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_
     return finish_view(pipeline, chunk, counts, error);
 }
 
-/// Whether another process has read a chunk since it was classified.
-static bool is_read_by_others(const fsti_pipeline *pipeline, uint32_t chunk) {
+/// Whether a chunk has come into the page cache since it was classified, while other processes read
+/// the same files. Some of these are the kernel's readahead for this process.
+static bool has_been_read(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     return pipeline->job.others_read && fsti_file_is_read(file, range->begin, range->end);
 }
 
-/// Reads a chunk and the following ones as one stream, except those that others have read.
+/// Reads a chunk and the following ones as one stream, except those that have been read.
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -114,7 +115,7 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     for (uint32_t first = chunk; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop);
          chunk++) {
         uint64_t start_ns = fsti_now_ns();
-        bool is_read = chunk != first && is_read_by_others(pipeline, chunk);
+        bool is_read = chunk != first && has_been_read(pipeline, chunk);
         if (!is_read)
             status = fsti_stream_read(stream, plan->chunks[chunk].begin, plan->chunks[chunk].end,
                                       &counts->read_count, error);
@@ -134,7 +135,7 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_tar
     target->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
     // Like chunks that were resident before, these are not prefaulted.
-    if (is_read_by_others(pipeline, chunk)) return finish_view(pipeline, chunk, counts, error);
+    if (has_been_read(pipeline, chunk)) return finish_view(pipeline, chunk, counts, error);
     fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
     if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;

@@ -42,6 +42,13 @@ class ProcessGroupBase(ABC):
         """Whether all ranks run on one host; known after an exchange."""
         return self.size() == 1
 
+    @property
+    def has_missed_hosts(self) -> bool:
+        """Whether this rank was interrupted in the group's first exchange, and so does not know the
+        others' hosts.
+        """
+        return False
+
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message, all of the same size; `what` is for errors.
 

@@ -77,7 +77,7 @@ def open_on_ranks(
         if isinstance(error, FileNotFoundError):
             state = LACKS
     if model is not None:
-        told, error = _attempt(lambda: _prepare(prepare, model, pg.size()))
+        told, error = _attempt(lambda: _prepare(prepare, model, pg))
         load, lines, state = told or (None, lines, state)
     try:
         states = agreement.agree(_STEP, lines, None if state == LACKS else error, state)
@@ -105,11 +105,13 @@ def _attempt(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
 
 
 def _prepare(
-    prepare: Callable[[Any, list[int]], _Load], model: Any, ranks: int
+    prepare: Callable[[Any, list[int]], _Load], model: Any, pg: ProcessGroupBase
 ) -> tuple[_Load, list[str], int]:
     """Return a rank's part of the load if all ranks have the files, its lines, and its state."""
-    load = prepare(model, list(range(ranks)))
-    return load, load.describe(), MAPS if load.can_map() else GOOD
+    load = prepare(model, list(range(pg.size())))
+    # All ranks must come to the same answer, so one that does not know the hosts says no.
+    maps = not pg.has_missed_hosts and load.can_map()
+    return load, load.describe(), MAPS if maps else GOOD
 
 
 def _receive(

@@ -202,6 +202,13 @@ class TorchProcessGroup(ProcessGroupBase):
         hosts = {host_of(identity) for identity in _identities.get(self.real_pg, [])}
         return self._count == 1 or (len(hosts) == 1 and b"" not in hosts)
 
+    @property
+    def has_missed_hosts(self) -> bool:
+        """Whether this rank was interrupted in the group's first exchange, and so does not know the
+        others' hosts.
+        """
+        return _identities.get(self.real_pg) == []
+
     def _gather(self, message: bytes, what: str) -> list[bytes]:
         import torch.distributed as dist
 
