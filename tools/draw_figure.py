@@ -162,7 +162,9 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
         ("with 128 KiB of readahead", ("Views", "readahead 128K", "1 GiB", 0))]),
     ("other models", [
         ("25 MB memory-mapped on tmpfs", ("Views", "tmpfs", "25 MB", 0)),
-        ("four shards memory-mapped, page cache empty", ("Views", "disk", "4 shards", 0)),
+        ("1 GiB copied to RAM from disk, started again", ("Owned", "disk", "1 GiB", 1)),
+        ("100 MB copied to RAM, 128 KiB of readahead, page cache empty",
+         ("Owned", "readahead 128K", "100 MB", 0)),
         ("1 GiB copied to RAM from FUSE, started again", ("Owned", "fuse", "1 GiB", 1))]),
 ]
 
