@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._base.representation import with_plain_hints
 
 # How parts of tensors get to their ranks.
@@ -132,46 +132,76 @@ def choose_method(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds,
     return "slice" if slice_seconds <= sent else "scatter"
 
 
-# Meaning of transformers' tensor-parallel styles for a weight and a bias.
-_STYLES = {"colwise": (0, 0), "rowwise": (1, None)}
+# transformers' tensor-parallel styles, with the dimensions of a weight and of a bias that the ranks
+# divide. Other styles, such as "packed_colwise" and "embedding_rowwise", divide in other ways.
+_WHOLE = (None, None)
+_STYLES = {
+    "colwise": (0, 0),
+    "colwise_rep": (0, 0),
+    "colwise_gather_output": (0, 0),
+    "local_colwise": (0, 0),
+    "rowwise": (1, None),
+    "rowwise_rep": (1, None),
+    "local_rowwise": (1, None),
+    "replicate": _WHOLE,
+    "replicated_with_grad_allreduce": _WHOLE,
+    "sequence_parallel": _WHOLE,
+}
 
 
 def _placements_of(style: str, name: str) -> Any:
     """Return [Shard or Replicate] of a style such as "colwise" for a parameter's name."""
     from torch.distributed.tensor import Replicate, Shard
 
-    kind = next((kind for kind in _STYLES if kind in style), None)
-    if kind is None:
-        return [Replicate()]  # "replicate", "sequence_parallel" and similar keep weights whole
-    dim = _STYLES[kind][1 if name.endswith("bias") else 0]
+    dims = _STYLES.get(style)
+    if dims is None:
+        raise ValueError(f"{printable(name)}: the style {shown(style)} is not one of "
+                         f"{', '.join(_STYLES)}; give a list of placements instead")
+    dim = dims[1 if name.endswith("bias") else 0]
     return [Replicate() if dim is None else Shard(dim)]
+
+
+def _check_placements(name: str, found: Any) -> list[Any]:
+    """Return a parameter's placements as a list. TypeError for anything else."""
+    from torch.distributed.tensor import Placement
+
+    is_list = isinstance(found, Sequence) and not isinstance(found, str)
+    if not is_list or not all(isinstance(one, Placement) for one in found):
+        raise TypeError(f"{printable(name)}: placements must be a list such as [Shard(0)], not "
+                        f"{shown(found)}")
+    return list(found)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of a plan means a parameter, by its name or by its module's."""
+    # The plan of a base model lacks the prefix that a larger model adds.
+    return any(fnmatch.fnmatchcase(one, wanted) for one in (name, name.rpartition(".")[0])
+               for wanted in (pattern, f"*.{pattern}"))
 
 
 def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
     """Return the placements of a parameter, one per dimension of the mesh.
 
     described: placements for all, or {pattern: placements or a style of a tp_plan}. Patterns match
-    the parameter's or the module's name. Other parameters are replicated.
+    the parameter's or the module's name; the first match counts. Other parameters are replicated.
+    Raises ValueError for an unknown style or a wrong number of placements, TypeError for anything
+    that is not a list of placements.
     """
     from torch.distributed.tensor import Replicate
 
-    found: Any = None
+    found = described
     if isinstance(described, Mapping):
-        module = name.rpartition(".")[0]
-        for pattern, value in described.items():
-            # The plan of a base model lacks the prefix that a larger model adds.
-            patterns = (pattern, f"*.{pattern}")
-            if any(fnmatch.fnmatchcase(n, p) for n in (name, module) for p in patterns):
-                found = _placements_of(value, name) if isinstance(value, str) else list(value)
-                break
-    elif described is not None:
-        found = list(described)
+        found = next((value for pattern, value in described.items() if matches(name, pattern)),
+                     None)
+        if isinstance(found, str):
+            found = _placements_of(found, name)
     if found is None:
         found = [Replicate()] * mesh_dims
+    found = _check_placements(name, found)
     if len(found) != mesh_dims:
         raise ValueError(f"{printable(name)}: {len(found)} placements for a mesh of {mesh_dims} "
                          "dimensions")
-    return list(found)
+    return found
 
 
 def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],

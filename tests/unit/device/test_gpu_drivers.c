@@ -25,6 +25,14 @@ void *__wrap_dlsym(void *handle, const char *name);
 void *__real_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags);
 
+static atomic_bool has_begun; ///< CUDA's driver is starting or has started
+static int (*real_init)(unsigned flags);
+
+static int begin(unsigned flags) {
+    atomic_store(&has_begun, true);
+    return real_init(flags);
+}
+
 void *__wrap_dlsym(void *handle, const char *name) {
     const char *hidden = getenv("HIDE_SYMBOL");
     if (hidden != NULL && strcmp(name, hidden) == 0) return NULL;
@@ -33,7 +41,10 @@ void *__wrap_dlsym(void *handle, const char *name) {
         return getenv("HIP_INSIDE") == NULL
                    ? NULL
                    : __real_dlsym(__real_dlopen("libhiprtc.so", RTLD_NOW), name);
-    return __real_dlsym(handle, name);
+    void *found = __real_dlsym(handle, name);
+    if (found == NULL || strcmp(name, "cuInit") != 0) return found;
+    real_init = (int (*)(unsigned))found;
+    return (void *)begin;
 }
 
 void *__wrap_dlopen(const char *name, int flags) {
@@ -108,7 +119,8 @@ static void *fork_once(void *context) {
     pid_t child = fork();
     if (child == 0) {
         alarm(30); // it would wait for a driver that starts in its parent
-        _exit(fst_device_count(FST_DEVICE_CUDA));
+        // If fork() was first, the driver may start here.
+        _exit(atomic_load(&has_begun) ? (int)fst_device_count(FST_DEVICE_CUDA) : 0);
     }
     int status = 1;
     atomic_store(&has_forked, true);
@@ -122,7 +134,9 @@ static int meet_fork(const char *path) {
     fst_model *model;
     fst_error error;
     if (pthread_create(&threads[0], NULL, ask_driver, NULL) != 0) return 1;
+    bool opens_slowly = getenv("SLOW_OPEN") != NULL;
     usleep(100000);
+    while (!opens_slowly && !atomic_load(&has_begun)) usleep(1000);
     if (pthread_create(&threads[1], NULL, fork_once, threads) != 0) return 1;
     usleep(100000);
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
@@ -138,7 +152,7 @@ static int meet_fork(const char *path) {
     for (int i = 0; i < 2; i++) pthread_join(threads[i], &failed[i]);
     if (failed[1] != NULL) return 4;
     // While a library is being loaded, a model may wait with the fork.
-    return was_earlier || getenv("SLOW_OPEN") != NULL ? 0 : 3;
+    return was_earlier || opens_slowly ? 0 : 3;
 }
 
 /// fork() does not wait for a driver that is late, although another has a later limit.
