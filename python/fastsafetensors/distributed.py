@@ -28,12 +28,13 @@ import contextlib
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._base.errors import printable, shown
-from ._base.options import check_timeout
+from ._base.errors import printable, shown, unknown_tensor
+from ._base.options import check_timeout, is_bool
 from ._base.regular_files import open_regular
 from ._core import Model
 from ._loading.load import OpenLoad, close_load, load_from
@@ -51,6 +52,7 @@ from ._ranks.rank_parts import (
     over_read,
     part_of,
     part_on_mesh,
+    patterns_without_match,
     tensor_named,
 )
 from ._ranks.torch_group import open_group
@@ -427,9 +429,9 @@ def load_sharded(
 
     Args:
         filename: a file, an index, a folder, or a list of files. If only some ranks have them (for
-            example on a local disk), those read and send.
+            example on a local disk), those read and send; within verifying(), each needs them.
         dims: {name: dimension to divide, or None for the whole tensor on every rank}; blocks as in
-            torch.chunk.
+            torch.chunk. Equal on all ranks, in the same order.
         group: a torch.distributed group; None: a single process.
         device: of the parts.
         strategy: "auto", "slice", "broadcast" or "scatter".
@@ -454,12 +456,12 @@ def load_sharded(
             raise TypeError(f"dims must be {{name: dimension or None}}, not {type(dims).__name__}")
         cuts = {}
         for name, dim in dims.items():
-            if dim is not None and not isinstance(dim, int):
+            if dim is not None and (not isinstance(dim, int) or is_bool(dim)):
                 raise TypeError(
                     f"{printable(str(name))}: a dimension must be an int or None, not {shown(dim)}")
             index = model.find(name)
             if index < 0:
-                raise KeyError(f"{name!r} is not in the model")
+                raise unknown_tensor(name, f"{name!r} is not in the model", model.names())
             shape = _shape_of(model, name, pg.size())
             with tensor_named(name):
                 part = partial(part_of, shape, dim, ranks=pg.size())
@@ -516,6 +518,12 @@ def load_model_sharded(
         RuntimeError: shapes that differ from the module's.
         RankError: as for load_sharded().
         TypeError: an argument of another type.
+        ValueError: an unknown style, placements for a mesh of other dimensions, or placements other
+            than Shard and Replicate.
+
+    Warns:
+        UserWarning: a pattern that no tensor matches (on one rank; for a plan, if no pattern of it
+            has a match).
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
@@ -556,6 +564,10 @@ def load_model_sharded(
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
     source = filename if module is not None else model
     local = _load_parts(source, make_cuts, group, strategy, timeout, failure)
+    lacking = patterns_without_match(placements, local)
+    if lacking and mesh.get_rank() == ranks[0]:
+        warnings.warn(f"no tensor matches these patterns of placements: "
+                      f"{printable(', '.join(map(str, lacking)))}", stacklevel=2)
     state: dict[str, Any] = {}
     for name, tensor in local.items():
         moved = tensor.to(mesh.device_type)
@@ -578,7 +590,8 @@ def _names_for(opened: Any, wanted: ModuleState) -> list[str]:
     names = [name for name in opened.names() if name in wanted.tensors]
     lacking = sorted(wanted.missing(names, is_assigned=True) | wanted.cut_views(names))
     if lacking:
-        raise KeyError(f"missing in the files: {printable(', '.join(lacking[:5]))}")
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        raise KeyError(f"missing in the files: {printable(', '.join(lacking[:5]))}{more}")
     faults = wanted.shape_faults(opened, names)
     if faults:
         raise RuntimeError("\n".join(faults))

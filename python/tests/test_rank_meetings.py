@@ -108,6 +108,15 @@ except (RankError, ValueError) as error:
     assert rank == 1 or "rank 1 failed in the sharded load" in str(error), error
 else:
     raise AssertionError
+# Verified bytes do not come from a rank that did not verify them.
+from fastsafetensors import verifying
+with verifying(rank == 1):
+    try:
+        load_sharded(path, {"w": 0}, WORLD)
+    except (FileNotFoundError if rank == 1 else RankError) as error:
+        assert "manifest" in str(error), error
+    else:
+        raise AssertionError
 # Ranks meet twice: to agree before they read, and to hear of errors after it.
 count, gather = 0, TorchProcessGroup._gather
 def counted(*given):

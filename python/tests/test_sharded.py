@@ -205,6 +205,21 @@ def folder(tmp_path, torch):
     return tmp_path
 
 
+UNMATCHED = COMMON + """
+import warnings
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from fastsafetensors.distributed import load_model_sharded
+mesh = init_device_mesh("cpu", (size,))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    load_model_sharded(f"{folder}/model.safetensors", mesh, {"big": [Shard(0)], "bih": [Shard(0)]})
+said = [str(one.message) for one in said if "pattern" in str(one.message)]
+assert said == ["no tensor matches these patterns of placements: bih"] * (rank == 0), said
+finish()
+"""
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_parts(folder, size):
     run_ranks(CODE, folder, size)
@@ -217,12 +232,15 @@ def test_single_process(folder, torch):
     expected = torch.load(folder / "expected.pt")
     assert torch.equal(got["big"], expected["big"]) and torch.equal(got["odd"], expected["odd"])
     path = folder / "model.safetensors"
-    for wrong, words in (({"big": "x"}, "big: a dimension must be"), (["big"], "dims must be")):
+    for wrong, words in (({"big": "x"}, "big: a dimension must be"), (["big"], "dims must be"),
+                         ({"big": True}, "big: a dimension must be an int or None, not True")):
         with pytest.raises(TypeError, match=words):
             load_sharded(path, wrong)
     with pytest.raises(ValueError, match="^big: dimension 9 is out of range"):
         load_sharded(path, {"big": 9})
     assert load_sharded(path, {}) == {}
+    with pytest.raises(KeyError, match="'bih' is not in the model .close matches: big"):
+        load_sharded(path, {"bih": 0})
     with pytest.raises(ValueError, match="strategy must be one of"):
         load_sharded(folder / "model.safetensors", {"big": 0}, strategy="x")
 
@@ -284,3 +302,37 @@ def test_a_plan_of_transformers(torch):
     assert find_placements("x", None, 2) == [Replicate(), Replicate()]
     with pytest.raises(ValueError, match="2 placements for a mesh of 1"):
         find_placements("x", {"*": [Shard(0), Shard(1)]}, 1)
+
+
+@pytest.mark.parametrize("style", ["packed_colwise", "embedding_rowwise", "colwisse", ""])
+def test_unknown_styles(torch, style):
+    """A style that is not known is an error, not a copy of the tensor on every rank."""
+    from fastsafetensors.distributed import find_placements
+
+    with pytest.raises(ValueError, match=f"a.weight: the style '{style}' is not one of colwise, "):
+        find_placements("a.weight", {"a": style}, 1)
+
+
+@pytest.mark.parametrize("wrong", ["Shard(0)", "0", "[0]", "'colwise'", "{'a': Shard(0)}",
+                                   "{'a': 0}", "{'a': [0]}", "{'a': {}}", "b'x'"])
+def test_placements_that_are_no_list(torch, wrong):
+    from torch.distributed.tensor import Shard
+
+    from fastsafetensors.distributed import find_placements
+
+    with pytest.raises(TypeError, match=r"a.b: placements must be a list such as \[Shard\(0\)\]"):
+        find_placements("a.b", eval(wrong, {"Shard": Shard}), 1)
+
+
+def test_patterns_without_a_match(folder, torch):
+    """They are named in a warning; those of a model family's plan only if none has a match."""
+    from torch.distributed.tensor import Shard
+
+    from fastsafetensors._ranks.rank_parts import patterns_without_match
+
+    names = ["model.layers.0.up.weight", "norm"]
+    assert patterns_without_match({"up": [Shard(0)], "nrom": [Shard(0)]}, names) == ["nrom"]
+    assert patterns_without_match({"layers.*.up": "colwise", "head": "rowwise"}, names) == []
+    assert patterns_without_match({"upp": "colwise", "head": "rowwise"}, names) == ["upp", "head"]
+    assert patterns_without_match([Shard(0)], names) == patterns_without_match(None, names) == []
+    run_ranks(UNMATCHED, folder, 2)

@@ -9,13 +9,27 @@
 
 #define GRACE_S_MAX ((uint64_t)366 * 86400)
 
-/// A variable's number or size. False with words if it is not one.
-static bool read_number(const char *name, uint64_t number_max, uint64_t *out, char *why,
-                        size_t why_size) {
+/// The value of a variable, or NULL if it is unset or empty.
+static const char *value_of(const char *name) {
     const char *text = secure_getenv(name);
-    if (text == NULL || text[0] == '\0') return true;
-    if (fsti_size_parse(text, out) && *out <= number_max) return true;
-    snprintf(why, why_size, "%s must be a number up to %llu", name, (unsigned long long)number_max);
+    return text == NULL || text[0] == '\0' ? NULL : text;
+}
+
+/// Seconds that a segment stays. False with words for anything but digits.
+static bool read_grace(uint64_t *out, char *why, size_t why_size) {
+    const char *text = value_of("FASTSAFETENSORS_SHARE_GRACE");
+    if (text == NULL) return true;
+    bool is_number = text[strspn(text, "0123456789")] == '\0';
+    if (is_number && fsti_size_parse(text, out) && *out <= GRACE_S_MAX) return true;
+    snprintf(why, why_size, "FASTSAFETENSORS_SHARE_GRACE must be a number of seconds up to %llu",
+             (unsigned long long)GRACE_S_MAX);
+    return false;
+}
+
+static bool read_max(uint64_t *out, char *why, size_t why_size) {
+    const char *text = value_of("FASTSAFETENSORS_SHARE_MAX");
+    if (text == NULL || fsti_size_parse(text, out)) return true;
+    snprintf(why, why_size, "FASTSAFETENSORS_SHARE_MAX must be a size such as 40GiB");
     return false;
 }
 
@@ -32,9 +46,7 @@ bool fsti_share_settings(const char *folder, share_settings *out, char *why, siz
         snprintf(why, why_size, "the name of the folder for shared segments is too long");
         return false;
     }
-    if (!read_number("FASTSAFETENSORS_SHARE_GRACE", GRACE_S_MAX, &grace_s, why, why_size) ||
-        !read_number("FASTSAFETENSORS_SHARE_MAX", UINT64_MAX, &bytes_max, why, why_size))
-        return false;
+    if (!read_grace(&grace_s, why, why_size) || !read_max(&bytes_max, why, why_size)) return false;
     out->grace_s = (uint32_t)grace_s;
     out->bytes_max = bytes_max;
     return true;

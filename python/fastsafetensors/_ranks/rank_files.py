@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from .._loading.verified_open import open_files
+from .._loading.verified_open import chosen, open_files
 from .agreement import GOOD, LACKS, MAPS, Agreement
 from .process_group import ProcessGroupBase
 
@@ -59,7 +59,8 @@ def open_on_ranks(
     """Open a model on the ranks of a group, which then agree on what they load of it.
 
     Args:
-        files: as for open_files(). If some ranks lack them, another rank describes the model.
+        files: as for open_files(). If some ranks lack them, another rank describes the model;
+            within verifying() it is an error.
         pg: the group.
         prepare: makes this rank's part of the load, given the model and the ranks with files.
         failure: an earlier error of this rank, which all ranks raise.
@@ -74,7 +75,8 @@ def open_on_ranks(
     state = GOOD
     if failure is None:
         model, error = _attempt(lambda: open_files(files))
-        if isinstance(error, FileNotFoundError):
+        # Verified bytes do not come from other ranks, which may not have verified them.
+        if isinstance(error, FileNotFoundError) and chosen(None) is False:
             state = LACKS
     if model is not None:
         told, error = _attempt(lambda: _prepare(prepare, model, pg))

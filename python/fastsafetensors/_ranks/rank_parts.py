@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._base.errors import printable, shown
@@ -163,7 +163,7 @@ def _placements_of(style: str, name: str) -> Any:
 
 def _check_placements(name: str, found: Any) -> list[Any]:
     """Return a parameter's placements as a list. TypeError for anything else."""
-    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor.placement_types import Placement
 
     is_list = isinstance(found, Sequence) and not isinstance(found, str)
     if not is_list or not all(isinstance(one, Placement) for one in found):
@@ -172,7 +172,7 @@ def _check_placements(name: str, found: Any) -> list[Any]:
     return list(found)
 
 
-def matches(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern of a plan means a parameter, by its name or by its module's."""
     # The plan of a base model lacks the prefix that a larger model adds.
     return any(fnmatch.fnmatchcase(one, wanted) for one in (name, name.rpartition(".")[0])
@@ -191,7 +191,7 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
 
     found = described
     if isinstance(described, Mapping):
-        found = next((value for pattern, value in described.items() if matches(name, pattern)),
+        found = next((value for pattern, value in described.items() if _matches(name, pattern)),
                      None)
         if isinstance(found, str):
             found = _placements_of(found, name)
@@ -202,6 +202,21 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
         raise ValueError(f"{printable(name)}: {len(found)} placements for a mesh of {mesh_dims} "
                          "dimensions")
     return found
+
+
+def patterns_without_match(described: Any, names: Iterable[str]) -> list[str]:
+    """Return the patterns of {pattern: placements} that no name matches.
+
+    The plan of a model family names modules that a model may lack, so its patterns are returned
+    only if none has a match.
+    """
+    if not isinstance(described, Mapping):
+        return []
+    names = list(names)
+    lacking = [pattern for pattern in described
+               if not any(_matches(name, pattern) for name in names)]
+    own = [pattern for pattern in lacking if not isinstance(described[pattern], str)]
+    return lacking if len(lacking) == len(described) else own
 
 
 def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],

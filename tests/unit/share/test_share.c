@@ -301,7 +301,21 @@ TEST(segments_are_bounded_together)
     CHECK_INT(list_all().count, 0);
     setenv("FASTSAFETENSORS_SHARE_MAX", "7 GX", 1);
     CHECK(open_share("c") == NULL);
-    CHECK_CONTAINS(why, "FASTSAFETENSORS_SHARE_MAX must be a number");
+    CHECK_CONTAINS(why, "FASTSAFETENSORS_SHARE_MAX must be a size such as 40GiB");
+    unsetenv("FASTSAFETENSORS_SHARE_MAX");
+}
+
+TEST(the_grace_is_a_number_of_seconds)
+{
+    static const char *const wrong[] = {
+        "5m", "-1", "1.5", " 3", "3 ", "31622401", "99999999999999999999"};
+    use_folder("grace");
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv("FASTSAFETENSORS_SHARE_GRACE", wrong[i], 1);
+        CHECK(open_share("a") == NULL);
+        CHECK_CONTAINS(why, "FASTSAFETENSORS_SHARE_GRACE must be a number of seconds up to");
+    }
+    unsetenv("FASTSAFETENSORS_SHARE_GRACE");
 }
 
 TEST(a_folder_that_is_not_the_users_alone_is_refused)
