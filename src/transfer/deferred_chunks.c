@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Deferred chunks: those that another process is reading into shared memory.
+/// Deferred work: chunks that another process is reading into shared memory, and pages of views
+/// that are mapped last.
 #include "pipeline.h"
 
 /// How often deferred chunks are tried, and how many of them, because their reader may have ended.
@@ -37,4 +38,28 @@ void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline) {
         *cursor = (uint32_t)fsti_min(*cursor, i);
         pthread_cond_broadcast(&pipeline->work_changed);
     }
+}
+
+void fsti_pipeline_map_later(fsti_pipeline *pipeline, uint32_t chunk) {
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->chunks[chunk].is_unmapped = true;
+    pipeline->chunks_unmapped++;
+    pipeline->unmapped_cursor = (uint32_t)fsti_min(pipeline->unmapped_cursor, chunk);
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
+uint32_t fsti_pipeline_take_unmapped(fsti_pipeline *pipeline) {
+    uint32_t *cursor = &pipeline->unmapped_cursor;
+    if (pipeline->chunks_unmapped == 0) return UINT32_MAX;
+    while (*cursor < pipeline->chunks_known && !pipeline->chunks[*cursor].is_unmapped) ++*cursor;
+    if (*cursor == pipeline->chunks_known) return UINT32_MAX;
+    pipeline->chunks[*cursor].is_unmapped = false;
+    return *cursor;
+}
+
+void fsti_pipeline_note_mapped(fsti_pipeline *pipeline) {
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->chunks_unmapped--;
+    pthread_cond_broadcast(&pipeline->chunk_finished);
+    pthread_mutex_unlock(&pipeline->lock);
 }

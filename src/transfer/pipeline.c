@@ -261,6 +261,14 @@ static fst_status timed_out(int64_t timeout_ms, fst_error *error) {
                           (long long)timeout_ms);
 }
 
+/// Whether a wait for the chunks up to `end` is over. At the end of the load, workers also map what
+/// the kernel has read ahead. The lock must be held.
+static bool is_ready(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
+    if (!fsti_pipeline_chunks_done(pipeline, first, end)) return false;
+    return pipeline->chunks_unmapped == 0 || end < pipeline->job.plan->chunk_count ||
+           pipeline->by_waiters || pipeline->has_failed;
+}
+
 /// Sleeps until the chunks are done, the work failed, or the timeout expired.
 static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                             int64_t timeout_ms, fst_error *error) {
@@ -268,7 +276,7 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     int woken = 0;
     fst_status status = FST_OK;
     pthread_mutex_lock(&pipeline->lock);
-    while (!fsti_pipeline_chunks_done(pipeline, &first, end)) {
+    while (!is_ready(pipeline, &first, end)) {
         if (pipeline->has_failed) {
             if (error != NULL) *error = pipeline->error;
             status = pipeline->error.status;

@@ -25,6 +25,7 @@ typedef struct chunk_state {
     uint8_t queue;            ///< chunk_queue
     bool is_resident;         ///< completely resident when it was classified
     bool is_huge;             ///< read into huge pages
+    bool is_unmapped;         ///< done; its pages are to be mapped when all chunks are read
     bool is_dropped;          ///< pages that are read through the page cache are dropped afterwards
     uint64_t *resident_pages; ///< bitmap of pages that were resident before and must not be
                               ///< dropped; NULL: no pages
@@ -133,6 +134,8 @@ struct fsti_pipeline {
     uint32_t chunks_known;        ///< of these, chunks that are classified
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue is before it
     uint32_t populate_cursor;
+    uint32_t unmapped_cursor; ///< no unmapped chunk is before it
+    uint32_t chunks_unmapped; ///< unmapped, or being mapped
     uint32_t chunks_done, chunks_taken, chunks_resident;
     uint32_t chunks_deferred;    ///< neither pending nor taken
     uint64_t deferred_polled_ns; ///< when they were last looked at
@@ -192,6 +195,14 @@ void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
 /// Makes deferred chunks pending that are done now. From time to time also the first others: the
 /// thread that takes one finds out whether its reader has ended. The lock must be held.
 void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline);
+
+/// The taken chunk of a view is going to be finished without its pages being mapped: a worker maps
+/// them when no chunk is left to read. A wait for the whole load includes that.
+void fsti_pipeline_map_later(fsti_pipeline *pipeline, uint32_t chunk);
+/// The next such chunk, for a worker to map, or UINT32_MAX. The lock must be held.
+uint32_t fsti_pipeline_take_unmapped(fsti_pipeline *pipeline);
+/// The worker has mapped it.
+void fsti_pipeline_note_mapped(fsti_pipeline *pipeline);
 
 /// Completes a taken chunk. Adds the worker's counts to the pipeline's and clears them, so that
 /// statistics are exact when the last chunk is done.

@@ -412,7 +412,8 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
         chunk = take_pending(pipeline, &request);
         if (chunk != UINT32_MAX) break;
         if (classify_ahead(pipeline)) continue;
-        if (request.may_populate) *populate = find_unpopulated(pipeline);
+        *populate = request.may_populate ? find_unpopulated(pipeline)
+                                         : fsti_pipeline_take_unmapped(pipeline);
         if (*populate != UINT32_MAX || !request.may_wait) break;
         if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;
         wait_for_change(pipeline);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Sinks: the destinations of chunks (CPU memory, views, a device). A worker only knows the first
-/// five functions, which are called from any worker thread. The pipeline calls the others when it
+/// six functions, which are called from any worker thread. The pipeline calls the others when it
 /// starts and ends; NULL: not needed.
 #ifndef FSTI_SINK_H
 #define FSTI_SINK_H
@@ -46,6 +46,8 @@ struct fsti_sink {
     fst_status (*reap)(fsti_pipeline *pipeline, bool *any, worker_counts *counts, fst_error *error);
     /// The work stops: wakes threads that wait for memory.
     void (*wake)(fsti_pipeline *pipeline);
+    /// Provides memory that fsti_pipeline_take() named, while no chunk can be read.
+    void (*populate)(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
     /// Allocates the sink's resources.
     fst_status (*open)(fsti_pipeline *pipeline, fst_error *error);
     /// Probes methods that need the first batch's memory, before threads run.
@@ -112,5 +114,7 @@ fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_coun
 fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts *counts,
                                fst_error *error);
 void fsti_sink_wake_none(fsti_pipeline *pipeline);
+/// Prefaults a chunk's part of the load's buffer.
+void fsti_sink_populate(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 
 #endif

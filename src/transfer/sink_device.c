@@ -107,6 +107,7 @@ const fsti_sink fsti_sink_device = {
     .complete = send_slot,
     .reap = reap_slot,
     .wake = wake_lane,
+    .populate = fsti_sink_populate,
     .open = open_engines,
     .probe = fsti_device_lane_probe,
     .close = fsti_device_lane_close,

@@ -83,6 +83,22 @@ fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts
     return FST_OK;
 }
 
+void fsti_sink_populate(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = &pipeline->job.plan->extents[range->extent];
+    uint64_t shift = extent->buffer_offset - extent->begin; // may wrap; the sums wrap back
+    uint64_t start_ns = fsti_now_ns();
+    fsti_buffer *buffer;
+    // The batch may be completed, returned and released meanwhile, so hold its memory.
+    fsti_pipeline_buffer(pipeline, extent->batch, &buffer);
+    if (buffer == NULL) return;
+    fsti_buffer_populate(buffer, range->begin + shift, range->end + shift);
+    fsti_buffer_unref(buffer);
+    counts->populate_ns += fsti_now_ns() - start_ns;
+    // Publish counts now: a helper finishes no chunk, and statistics are read after the last one.
+    fsti_pipeline_count(pipeline, counts);
+}
+
 void fsti_sink_wake_none(fsti_pipeline *pipeline) { (void)pipeline; }
 
 void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size) {
@@ -96,5 +112,6 @@ const fsti_sink fsti_sink_host = {
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,
     .wake = fsti_sink_wake_none,
+    .populate = fsti_sink_populate,
     .explain = fsti_host_explain,
 };

@@ -57,7 +57,7 @@ static void explain_shared(fsti_pipeline *pipeline, char *text, size_t size) {
 
 const fsti_sink fsti_sink_share = {
     // Memory is reserved batch by batch while earlier ones are read.
-    .classifies_ahead = true,    .prepare = prepare_shared,   .place = fsti_host_place,
-    .complete = complete_shared, .reap = fsti_sink_reap_none, .wake = fsti_sink_wake_none,
-    .close = close_shared,       .explain = explain_shared,
+    .classifies_ahead = true,       .prepare = prepare_shared,   .place = fsti_host_place,
+    .complete = complete_shared,    .reap = fsti_sink_reap_none, .wake = fsti_sink_wake_none,
+    .populate = fsti_sink_populate, .close = close_shared,       .explain = explain_shared,
 };

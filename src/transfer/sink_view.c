@@ -93,12 +93,35 @@ static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_
     return finish_view(pipeline, chunk, counts, error);
 }
 
-/// Whether a chunk has come into the page cache since it was classified, while other processes read
-/// the same files. Some of these are the kernel's readahead for this process.
+/// Whether a chunk has come into the page cache since it was classified: the kernel has read it
+/// ahead, or another process has read it.
 static bool has_been_read(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
-    return pipeline->job.others_read && fsti_file_is_read(file, range->begin, range->end);
+    return fsti_file_is_read(file, range->begin, range->end);
+}
+
+/// Finishes a chunk that has been read. While the disk reads, first accesses take longer, so its
+/// pages are mapped after the last read, or by the program if other processes read the same files.
+static fst_status finish_read(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                              fst_error *error) {
+    if (!pipeline->job.others_read) fsti_pipeline_map_later(pipeline, chunk);
+    return finish_view(pipeline, chunk, counts, error);
+}
+
+/// Maps a chunk that was finished before. Errors of pages are left to the program.
+static void map_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    uint32_t index = pipeline->job.plan->extents[range->extent].file;
+    char *mapping = pipeline->job.files[index].view->data;
+    uint64_t start_ns = fsti_now_ns();
+    if (!touch_pages(pipeline, mapping + range->begin, range->end - range->begin))
+        (void)fsti_file_populate(pipeline->job.files[index].file, mapping, range->begin, range->end,
+                                 NULL);
+    counts->bytes_mapped += range->end - range->begin;
+    counts->populate_ns += fsti_now_ns() - start_ns;
+    fsti_pipeline_count(pipeline, counts);
+    fsti_pipeline_note_mapped(pipeline);
 }
 
 /// Reads a chunk and the following ones as one stream, except those that have been read.
@@ -121,7 +144,8 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
                                       &counts->read_count, error);
         counts->read_ns += fsti_now_ns() - start_ns;
         if (status == FST_OK && !is_read) status = populate_chunk(pipeline, chunk, counts, error);
-        if (status == FST_OK) status = finish_view(pipeline, chunk, counts, error);
+        if (status == FST_OK)
+            status = (is_read ? finish_read : finish_view)(pipeline, chunk, counts, error);
     }
     fsti_stream_close(stream);
     return status;
@@ -134,8 +158,7 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_tar
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     target->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
-    // Like chunks that were resident before, these are not prefaulted.
-    if (has_been_read(pipeline, chunk)) return finish_view(pipeline, chunk, counts, error);
+    if (has_been_read(pipeline, chunk)) return finish_read(pipeline, chunk, counts, error);
     fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
     if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
@@ -166,5 +189,6 @@ const fsti_sink fsti_sink_view = {
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,
     .wake = fsti_sink_wake_none,
+    .populate = map_chunk,
     .explain = explain_views,
 };

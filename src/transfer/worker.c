@@ -492,23 +492,6 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     return submit_blocks(self, lane, chunk, &target, error);
 }
 
-static void populate_target(worker *self, uint32_t chunk) {
-    fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    uint64_t shift = extent->buffer_offset - extent->begin; // may wrap; the sums wrap back
-    uint64_t start_ns = fsti_now_ns();
-    fsti_buffer *buffer;
-    // The batch may be completed, returned and released meanwhile, so hold its memory.
-    fsti_pipeline_buffer(pipeline, extent->batch, &buffer);
-    if (buffer == NULL) return;
-    fsti_buffer_populate(buffer, range->begin + shift, range->end + shift);
-    fsti_buffer_unref(buffer);
-    self->counts.populate_ns += fsti_now_ns() - start_ns;
-    // Publish counts now: a helper finishes no chunk, and statistics are read after the last one.
-    fsti_pipeline_count(pipeline, &self->counts);
-}
-
 /// Lanes prefer absent chunks and then help copying. Copiers leave absent chunks to the lanes,
 /// whose rings are full, and prefault memory ahead of them. Without lanes all threads do both.
 static chunk_request request_for(const worker *self, bool may_wait) {
@@ -555,7 +538,7 @@ static fst_status work(worker *self, work_limit *limit, fst_error *error) {
             status = submit_chunk(self, chunk, error);
             busy = true;
         } else if (populate != UINT32_MAX) {
-            populate_target(self, populate);
+            pipeline->sink->populate(pipeline, populate, &self->counts);
         } else if (!busy) {
             break; // no chunk left and no read in flight
         } else {

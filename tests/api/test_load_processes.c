@@ -75,7 +75,7 @@ TEST(cold_load_fills_the_page_cache)
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.bytes_direct + stats.bytes_copied + stats.buffer_bytes, 0);
-    CHECK(stats.read_count >= 8 && stats.read_count < 1000);
+    CHECK(stats.read_count > 0 && stats.read_count < 1000);
     // Callers get the same bytes by different methods.
     CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");

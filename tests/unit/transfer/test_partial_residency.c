@@ -182,8 +182,8 @@ static fst_load_stats load_with_others(char *path, fst_share share) {
     return stats;
 }
 
-/// The processes of a node that load the same model do not wait for each other's reads a second
-/// time. Alone, a process prefaults what the kernel read ahead.
+/// What the kernel or another process has read meanwhile is not read again. Alone, a process maps it
+/// at the end; the processes of a node that load the same model leave that to the program.
 TEST(pages_that_others_have_read_are_taken)
 {
     char *path = (char *)(uintptr_t)fixture_tensors("others", 12, BYTES);
@@ -197,7 +197,8 @@ TEST(pages_that_others_have_read_are_taken)
     CHECK_INT(alone.bytes_mapped, 12 * BYTES);
     CHECK_INT(shared.chunks_resident, 0);
     CHECK_INT(shared.bytes_read, 12 * BYTES);
-    CHECK(shared.read_count < alone.read_count / 2);
+    uint64_t steps = (12 * BYTES) >> 18; // what one stream reads at a time
+    CHECK(alone.read_count < steps / 2 && shared.read_count < steps / 2);
     CHECK(shared.bytes_mapped < 12 * BYTES / 2);
 }
 

@@ -472,14 +472,16 @@ TEST(views_use_huge_pages_unless_slow)
     CHECK_CONTAINS(stats[0].reason, "; in huge pages");
     CHECK_CONTAINS(stats[1].reason, "; in streams of reads, because huge pages are slow");
     CHECK(strstr(stats[2].reason, "; in ") == NULL);
-    // One call for each huge page; or, after the two that proved slow (and others already started),
-    // one read for every 256 KiB.
-    CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
-    CHECK(stats[1].read_count > (COUNT - 16) * 4 && stats[1].read_count <= COUNT * 4 + 64);
-    CHECK_INT(stats[2].read_count, stats[2].chunk_count - stats[2].chunks_resident);
+    // At most one call for each huge page; or, after the two that proved slow (and others already
+    // started), one read for every 256 KiB. What the kernel reads ahead needs none.
+    CHECK(stats[0].read_count <= stats[0].chunk_count - stats[0].chunks_resident);
+    CHECK(stats[1].read_count <= COUNT * 4 + 64);
+    CHECK(stats[2].read_count <= stats[2].chunk_count - stats[2].chunks_resident);
     // The next loads of the process know it: no huge page is tried again.
     CHECK_CONTAINS(stats[3].reason, "; in streams of reads, because huge pages are slow");
-    CHECK(stats[3].read_count >= (COUNT - 1) * 4);
+    // Whoever read them, all pages are mapped at the end.
+    for (int i = 0; i < WAY_COUNT; i++)
+        CHECK(stats[i].read_count > 0 && stats[i].bytes_mapped >= COUNT * (uint64_t)BYTES);
     CHECK_INT(stats[0].bytes_copied + stats[1].bytes_copied + stats[1].buffer_bytes, 0);
 }
 
