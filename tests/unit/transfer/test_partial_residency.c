@@ -182,8 +182,8 @@ static fst_load_stats load_with_others(char *path, fst_share share) {
     return stats;
 }
 
-/// What the kernel or another process has read meanwhile is not read again. Alone, a process maps it
-/// at the end; the processes of a node that load the same model leave that to the program.
+/// What the kernel or another process has read meanwhile is not read again. Alone, a process maps
+/// it at the end; the processes of a node that load the same model leave that to the program.
 TEST(pages_that_others_have_read_are_taken)
 {
     char *path = (char *)(uintptr_t)fixture_tensors("others", 12, BYTES);
