@@ -67,8 +67,9 @@ typedef enum fst_cache {
     FST_CACHE_AUTO = 0,
     /// Bytes that are not in the page cache are read into it with large reads, whatever the
     /// readahead setting of the device. (If readahead is off, they are read page by page for a user
-    /// who neither owns nor may write the file.) Memory-mapped tensors are complete after these
-    /// reads; owned memory is copied from the cache. Excludes GPUDirect Storage, unless that is
+    /// who neither owns nor may write the file.) What the kernel has read ahead is not read again.
+    /// Memory-mapped tensors are complete after these reads, and their pages are mapped; owned
+    /// memory is copied from the cache. Excludes GPUDirect Storage, unless that is
     /// FST_GDS_STRICT. FST_E_ARGUMENT with engines that bypass it.
     FST_CACHE_KEEP = 1,
     /// Bytes that are not in the page cache are read with O_DIRECT if the file system supports it.
@@ -91,8 +92,8 @@ typedef enum fst_share {
     /// time. If sharing is impossible (small load, full file system, memory limit, a folder that
     /// other users can access, bytes that the program supplies), the load uses its own memory,
     /// and fst_load_stats.reason says why. Memory-mapped tensors share the page cache and need no
-    /// segment; of these, bytes that come into the page cache while the load runs, by another
-    /// process or by the kernel's readahead, are not read again and not prefaulted.
+    /// segment; of these, bytes that another process or the kernel's readahead brings into
+    /// the page cache while the load runs are not prefaulted.
     /// FST_E_ARGUMENT with a device, destinations, an allocator or a budget.
     FST_SHARE_NODE = 1,
 } fst_share;
