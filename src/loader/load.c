@@ -183,6 +183,16 @@ static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, 
     return status;
 }
 
+/// Waits for what is left to do when all chunks are complete.
+static fst_status wait_mapped(fst_loader *loader, uint64_t start_ns, int64_t timeout_ms,
+                              fst_error *error) {
+    uint64_t mapping_ns = fsti_now_ns();
+    fst_status status = fsti_pipeline_wait_mapped(
+        loader->pipeline, fsti_loader_time_left(timeout_ms, start_ns), error);
+    fsti_loader_add_wait(loader, mapping_ns);
+    return status;
+}
+
 fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     FST_TRY(fsti_pipeline_check_caller(loader->pipeline, error));
@@ -190,8 +200,10 @@ fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *e
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "a load with a budget must be read with fst_loader_next()");
     fst_error cause = {.status = FST_OK};
+    uint64_t start_ns = fsti_now_ns();
     fst_status status =
         wait_chunks(loader, 0, (uint32_t)loader->plan.chunk_count, timeout_ms, &cause);
+    if (status == FST_OK) status = wait_mapped(loader, start_ns, timeout_ms, &cause);
     fsti_loader_log_end(loader, status, &cause);
     if (status != FST_OK && error != NULL) *error = cause;
     return status;
@@ -274,6 +286,9 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     size_t position = loader->next_delivery;
     pthread_mutex_unlock(&loader->lock);
     if (position >= plan->item_count) {
+        // All tensors were returned, so only a timeout counts.
+        if (wait_mapped(loader, fsti_now_ns(), timeout_ms, error) == FST_E_TIMEOUT)
+            return FST_E_TIMEOUT;
         fsti_loader_log_end(loader, FST_END, NULL);
         return FST_END;
     }

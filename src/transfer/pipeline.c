@@ -261,12 +261,13 @@ static fst_status timed_out(int64_t timeout_ms, fst_error *error) {
                           (long long)timeout_ms);
 }
 
-/// Whether a wait for the chunks up to `end` is over. At the end of the load, workers also map what
-/// the kernel has read ahead. The lock must be held.
-static bool is_ready(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end) {
-    if (!fsti_pipeline_chunks_done(pipeline, first, end)) return false;
-    return pipeline->chunks_unmapped == 0 || end < pipeline->job.plan->chunk_count ||
-           pipeline->by_waiters || pipeline->has_failed;
+/// Sleeps until a chunk is finished or mapped, or the deadline. Returns 0 or an errno. The lock
+/// must be held.
+static int sleep_once(fsti_pipeline *pipeline, int64_t timeout_ms,
+                      const struct timespec *deadline) {
+    return timeout_ms < 0
+               ? pthread_cond_wait(&pipeline->chunk_finished, &pipeline->lock)
+               : pthread_cond_timedwait(&pipeline->chunk_finished, &pipeline->lock, deadline);
 }
 
 /// Sleeps until the chunks are done, the work failed, or the timeout expired.
@@ -276,7 +277,7 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     int woken = 0;
     fst_status status = FST_OK;
     pthread_mutex_lock(&pipeline->lock);
-    while (!is_ready(pipeline, &first, end)) {
+    while (!fsti_pipeline_chunks_done(pipeline, &first, end)) {
         if (pipeline->has_failed) {
             if (error != NULL) *error = pipeline->error;
             status = pipeline->error.status;
@@ -286,9 +287,25 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
             status = timed_out(timeout_ms, error);
             break;
         }
-        woken = timeout_ms < 0
-                    ? pthread_cond_wait(&pipeline->chunk_finished, &pipeline->lock)
-                    : pthread_cond_timedwait(&pipeline->chunk_finished, &pipeline->lock, &deadline);
+        woken = sleep_once(pipeline, timeout_ms, &deadline);
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return status;
+}
+
+fst_status fsti_pipeline_wait_mapped(fsti_pipeline *pipeline, int64_t timeout_ms,
+                                     fst_error *error) {
+    struct timespec deadline = fsti_deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
+    int woken = 0;
+    fst_status status = FST_OK;
+    if (atomic_load(&pipeline->chunks_unmapped) == 0) return FST_OK;
+    pthread_mutex_lock(&pipeline->lock);
+    while (atomic_load(&pipeline->chunks_unmapped) > 0 && !pipeline->has_failed &&
+           woken != ETIMEDOUT)
+        woken = sleep_once(pipeline, timeout_ms, &deadline);
+    if (atomic_load(&pipeline->chunks_unmapped) > 0) {
+        status = pipeline->has_failed ? pipeline->error.status : timed_out(timeout_ms, error);
+        if (pipeline->has_failed && error != NULL) *error = pipeline->error;
     }
     pthread_mutex_unlock(&pipeline->lock);
     return status;

@@ -134,8 +134,8 @@ struct fsti_pipeline {
     uint32_t chunks_known;        ///< of these, chunks that are classified
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue is before it
     uint32_t populate_cursor;
-    uint32_t unmapped_cursor; ///< no unmapped chunk is before it
-    uint32_t chunks_unmapped; ///< unmapped, or being mapped
+    uint32_t unmapped_cursor;    ///< no unmapped chunk is before it
+    atomic_uint chunks_unmapped; ///< unmapped, or being mapped
     uint32_t chunks_done, chunks_taken, chunks_resident;
     uint32_t chunks_deferred;    ///< neither pending nor taken
     uint64_t deferred_polled_ns; ///< when they were last looked at
@@ -197,7 +197,7 @@ void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
 void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline);
 
 /// The taken chunk of a view is going to be finished without its pages being mapped: a worker maps
-/// them when no chunk is left to read. A wait for the whole load includes that.
+/// them when no chunk is left to read, and fsti_pipeline_wait_mapped() waits for that.
 void fsti_pipeline_map_later(fsti_pipeline *pipeline, uint32_t chunk);
 /// The next such chunk, for a worker to map, or UINT32_MAX. The lock must be held.
 uint32_t fsti_pipeline_take_unmapped(fsti_pipeline *pipeline);

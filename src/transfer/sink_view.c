@@ -94,13 +94,13 @@ static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_
 }
 
 /// Whether a chunk has come into the page cache since it was classified: the kernel has read it
-/// ahead, or another process has read it. With a reserve of threads, a load alone reads by page
-/// faults, and looking first would only delay it.
+/// ahead, or another process has read it. A load alone does not look if it has a reserve of
+/// threads, because it reads by page faults, or no threads that could map the pages at the end.
 static bool has_been_read(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     bool has_reserve = pipeline->first_count < pipeline->thread_count;
-    if (has_reserve && !pipeline->job.others_read) return false;
+    if ((has_reserve || pipeline->by_waiters) && !pipeline->job.others_read) return false;
     return fsti_file_is_read(file, range->begin, range->end);
 }
 

@@ -75,6 +75,9 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error);
 
+/// When all chunks are complete, waits until pages of views that are mapped last are mapped.
+fst_status fsti_pipeline_wait_mapped(fsti_pipeline *pipeline, int64_t timeout_ms, fst_error *error);
+
 /// Whether chunks [first, end) are complete. Thread-safe, takes no lock.
 bool fsti_pipeline_has(const fsti_pipeline *pipeline, uint32_t first, uint32_t end);
 /// Whether all chunks are complete. Thread-safe, does not wait.

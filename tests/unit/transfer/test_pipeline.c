@@ -459,7 +459,11 @@ TEST(views_use_huge_pages_unless_slow)
         fsti_io_hide(ways[i]);
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        // Also for a program that polls, all pages are mapped when the wait is over.
+        fst_status status;
+        do status = fst_loader_wait(loader, i < 2 ? 0 : -1, NULL);
+        while (status == FST_E_TIMEOUT);
+        CHECK_INT(status, FST_OK);
         stats[i] = (fst_load_stats){.struct_size = sizeof stats[i]};
         CHECK_INT(fst_loader_stats_get(loader, &stats[i], NULL), FST_OK);
         fst_loader_close(loader);
