@@ -183,7 +183,7 @@ static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, 
     return status;
 }
 
-/// Waits for what is left to do when all chunks are complete.
+/// Waits for pages that are mapped when all chunks are complete.
 static fst_status wait_mapped(fst_loader *loader, uint64_t start_ns, int64_t timeout_ms,
                               fst_error *error) {
     uint64_t mapping_ns = fsti_now_ns();
