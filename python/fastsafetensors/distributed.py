@@ -554,7 +554,7 @@ def load_model_sharded(
                 placements, Mapping
             ):
                 described = None
-            chosen[name] = find_placements(name, described, len(mesh_sizes))
+            chosen[name] = find_placements(name, described, len(mesh_sizes), len(shape))
             whole[name] = shape
             with tensor_named(name):
                 part = partial(_part_at, shape, chosen[name], mesh_sizes, places)
@@ -564,10 +564,6 @@ def load_model_sharded(
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
     source = filename if module is not None else model
     local = _load_parts(source, make_cuts, group, strategy, timeout, failure)
-    lacking = patterns_without_match(placements, local)
-    if lacking and mesh.get_rank() == ranks[0]:
-        warnings.warn(f"no tensor matches these patterns of placements: "
-                      f"{printable(', '.join(map(str, lacking)))}", stacklevel=2)
     state: dict[str, Any] = {}
     for name, tensor in local.items():
         moved = tensor.to(mesh.device_type)
@@ -576,6 +572,10 @@ def load_model_sharded(
                                          shape=torch.Size(whole[name]), stride=stride)
     if wanted is not None:
         wanted.assign(state)
+    lacking = patterns_without_match(placements, local)
+    if lacking and mesh.get_rank() == ranks[0]:
+        warnings.warn(f"no tensor matches these patterns of placements: "
+                      f"{printable(', '.join(lacking))}", stacklevel=2)
     return state
 
 

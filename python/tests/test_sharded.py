@@ -300,6 +300,11 @@ def test_a_plan_of_transformers(torch):
     for name, placement in expected.items():
         assert find_placements(name, plan, 1) == [placement], name
     assert find_placements("x", None, 2) == [Replicate(), Replicate()]
+    for style, ndim, dim in (("colwise", 3, 1), ("rowwise", 3, 2), ("colwise", 1, 0)):
+        assert find_placements("experts.w", {"*": style}, 1, ndim) == [Shard(dim)], style
+    assert find_placements("a.w", {"a": "moe_tp_experts"}, 1) == [Replicate()]
+    with pytest.raises(TypeError, match="a pattern of names must be a str, not 1"):
+        find_placements("x", {1: [Shard(0)]}, 1)
     with pytest.raises(ValueError, match="2 placements for a mesh of 1"):
         find_placements("x", {"*": [Shard(0), Shard(1)]}, 1)
 

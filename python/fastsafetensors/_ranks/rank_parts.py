@@ -132,33 +132,32 @@ def choose_method(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds,
     return "slice" if slice_seconds <= sent else "scatter"
 
 
-# transformers' tensor-parallel styles, with the dimensions of a weight and of a bias that the ranks
-# divide. Other styles, such as "packed_colwise" and "embedding_rowwise", divide in other ways.
-_WHOLE = (None, None)
-_STYLES = {
-    "colwise": (0, 0),
-    "colwise_rep": (0, 0),
-    "colwise_gather_output": (0, 0),
-    "local_colwise": (0, 0),
-    "rowwise": (1, None),
-    "rowwise_rep": (1, None),
-    "local_rowwise": (1, None),
-    "replicate": _WHOLE,
-    "replicated_with_grad_allreduce": _WHOLE,
-    "sequence_parallel": _WHOLE,
-}
+# transformers' tensor-parallel styles. Others, such as "packed_colwise" and "embedding_rowwise",
+# divide in other ways.
+_COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output", "local_colwise")
+_ROWS = ("rowwise", "rowwise_rep", "rowwise_split_input", "local_rowwise")
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "sequence_parallel", "all_reduce",
+          "mla_kv_a_proj", "moe_tp_experts", "moe_identity_expert", "local_params")
 
 
-def _placements_of(style: str, name: str) -> Any:
-    """Return [Shard or Replicate] of a style such as "colwise" for a parameter's name."""
+def _placements_of(style: str, name: str, ndim: int) -> Any:
+    """Return [Shard or Replicate] of a style such as "colwise" for a parameter.
+
+    Source: transformers 5.24, distributed/tensor_parallel.py. Columns are the last dimension but
+    one of a weight, rows the last one.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
-    dims = _STYLES.get(style)
-    if dims is None:
-        raise ValueError(f"{printable(name)}: the style {shown(style)} is not one of "
-                         f"{', '.join(_STYLES)}; give a list of placements instead")
-    dim = dims[1 if name.endswith("bias") else 0]
-    return [Replicate() if dim is None else Shard(dim)]
+    is_bias = name.endswith("bias")
+    if style in _COLUMNS:
+        return [Shard(0 if is_bias else max(ndim - 2, 0))]
+    if style in _ROWS and not is_bias:
+        return [Shard(max(ndim - 1, 0))]
+    if style in (*_ROWS, *_WHOLE):
+        return [Replicate()]
+    raise ValueError(f"{printable(name)}: the style {shown(style)} is not one of "
+                     f"{', '.join((*_COLUMNS, *_ROWS, *_WHOLE))}; give a list of placements "
+                     "instead")
 
 
 def _check_placements(name: str, found: Any) -> list[Any]:
@@ -174,16 +173,19 @@ def _check_placements(name: str, found: Any) -> list[Any]:
 
 def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern of a plan means a parameter, by its name or by its module's."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"a pattern of names must be a str, not {shown(pattern)}")
     # The plan of a base model lacks the prefix that a larger model adds.
     return any(fnmatch.fnmatchcase(one, wanted) for one in (name, name.rpartition(".")[0])
                for wanted in (pattern, f"*.{pattern}"))
 
 
-def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
+def find_placements(name: str, described: Any, mesh_dims: int, ndim: int = 2) -> list[Any]:
     """Return the placements of a parameter, one per dimension of the mesh.
 
     described: placements for all, or {pattern: placements or a style of a tp_plan}. Patterns match
-    the parameter's or the module's name; the first match counts. Other parameters are replicated.
+    the parameter's or the module's name as fnmatch does ("[" begins a set of characters); the first
+    match counts. Other parameters are replicated. ndim: dimensions of the parameter, for styles.
     Raises ValueError for an unknown style or a wrong number of placements, TypeError for anything
     that is not a list of placements.
     """
@@ -194,7 +196,7 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
         found = next((value for pattern, value in described.items() if _matches(name, pattern)),
                      None)
         if isinstance(found, str):
-            found = _placements_of(found, name)
+            found = _placements_of(found, name, ndim)
     if found is None:
         found = [Replicate()] * mesh_dims
     found = _check_placements(name, found)
