@@ -161,7 +161,9 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
         ("started again on FUSE", ("Views", "fuse", "1 GiB", 1)),
         ("with 128 KiB of readahead", ("Views", "readahead 128K", "1 GiB", 0))]),
     ("other models", [
-        ("25 MB memory-mapped on tmpfs", ("Views", "tmpfs", "25 MB", 0)),
+        ("25 MB memory-mapped from disk", ("Views", "disk", "25 MB", 0)),
+        ("started again on tmpfs", ("Views", "tmpfs", "25 MB", 1)),
+        ("100 MB memory-mapped on FUSE with an empty page cache", ("Views", "fuse", "100 MB", 0)),
         ("1 GiB copied to RAM from disk, started again", ("Owned", "disk", "1 GiB", 1)),
         ("100 MB copied to RAM, 128 KiB of readahead, page cache empty",
          ("Owned", "readahead 128K", "100 MB", 0)),
