@@ -36,6 +36,10 @@ void fsti_buffer_unref(fsti_buffer *buffer) {
     fsti_free(buffer);
 }
 
+bool fsti_buffer_is_last_ref(const fsti_buffer *buffer) {
+    return atomic_load_explicit(&buffer->refs.count, memory_order_relaxed) == 1;
+}
+
 void fsti_buffer_live(size_t *count, uint64_t *size_bytes) {
     *count = atomic_load(&live_count);
     *size_bytes = atomic_load(&live_bytes);

@@ -67,6 +67,8 @@ fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fst
 
 fsti_buffer *fsti_buffer_ref(fsti_buffer *buffer);
 void fsti_buffer_unref(fsti_buffer *buffer);
+/// Whether the caller holds the only reference.
+bool fsti_buffer_is_last_ref(const fsti_buffer *buffer);
 
 /// FST_E_NO_MEMORY if the machine or the cgroup limit has less than this left, after subtracting
 /// reservations of running loads.

@@ -188,6 +188,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     bool has_work =
         !pipeline->sink->is_view || job->populate || job->policy->keeps_cache || job->verifies;
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
+    if (status == FST_OK && has_work) fsti_pipeline_map_ahead(pipeline);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
     if (status == FST_OK) fsti_pipeline_report_first(pipeline);

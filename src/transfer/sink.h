@@ -117,4 +117,13 @@ void fsti_sink_wake_none(fsti_pipeline *pipeline);
 /// Prefaults a chunk's part of the load's buffer.
 void fsti_sink_populate(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 
+// ---- mapped pages of views ----
+
+/// Accesses the first and last byte of a range, and a byte of each step between them. False if the
+/// SIGBUS guard is not active, or a page has an error.
+bool fsti_view_touch(const char *bytes, uint64_t size, uint64_t step);
+/// Maps the pages that are cached when the load opens, on a thread that ends by itself and does not
+/// use the pipeline. Views of large files only.
+void fsti_pipeline_map_ahead(const fsti_pipeline *pipeline);
+
 #endif

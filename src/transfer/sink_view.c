@@ -24,11 +24,14 @@ static void fault_pages(void *context) {
     pages->sum ^= *(const volatile char *)(pages->bytes + pages->size - 1);
 }
 
+bool fsti_view_touch(const char *bytes, uint64_t size, uint64_t step) {
+    page_sample pages = {.bytes = bytes, .size = size, .step = step};
+    return fsti_io_guard_ready() && fsti_io_guarded(fault_pages, &pages, bytes, size);
+}
+
 /// Accesses each page. False if that is not possible, or a page has an error.
 static bool touch_pages(const fsti_pipeline *pipeline, const char *bytes, uint64_t size) {
-    page_sample pages = {.bytes = bytes, .size = size, .step = fsti_page_bytes()};
-    return pipeline->job.guard_allowed && fsti_io_guard_ready() &&
-           fsti_io_guarded(fault_pages, &pages, bytes, size);
+    return pipeline->job.guard_allowed && fsti_view_touch(bytes, size, fsti_page_bytes());
 }
 
 /// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads

@@ -224,10 +224,7 @@ class ReadAhead:
         if end == first:
             return
         names = self._names[first:end]
-        options = dict(self._options)
-        if size_bytes == _EVERYTHING:
-            options["populate"] = True  # prefault its pages on threads while the program continues
-        loader = open_load(self._model, names, threads=self._threads, **options)
+        loader = open_load(self._model, names, threads=self._threads, **self._options)
         run.window = _Window(loader, first, end, size_bytes, run.window)
         self._windows.update(dict.fromkeys(range(first, end), run.window))
         self._opened_bytes += total
