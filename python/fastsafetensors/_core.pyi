@@ -106,7 +106,6 @@ class Model:
         order: str = "file",
         budget: int = 0,
         read_only: bool = False,
-        populate: bool = False,
         dtype: str | None = None,
         ring: str = "auto",
         numa: str = "default",

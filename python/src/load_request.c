@@ -342,10 +342,10 @@ static int read_device(const char *name, fst_load_options *options) {
 
 int fstpy_request_read(module_state *state, const fst_model *model, PyObject *args,
                        PyObject *kwargs, load_request *request) {
-    static char *names[] = {"items",     "mode",      "engine",   "threads",     "order",
-                            "budget",    "read_only", "populate", "dtype",       "ring",
-                            "numa",      "device",    "gds",      "unified",     "stream",
-                            "allocator", "cache",     "share",    "share_grace", NULL};
+    static char *names[] = {"items",  "mode",      "engine",      "threads", "order",
+                            "budget", "read_only", "dtype",       "ring",    "numa",
+                            "device", "gds",       "unified",     "stream",  "allocator",
+                            "cache",  "share",     "share_grace", NULL};
     PyObject *items = Py_None, *allocator = Py_None;
     request_words words = {.mode = "auto",
                            .engine = "auto",
@@ -364,11 +364,11 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                               .tuning = FST_STRUCT_INIT(fst_load_tuning)};
     request->options.tuning = &request->tuning;
     fst_load_options *options = &request->options;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|O$ssisLppzsssssKOssi:load", names, &items, &words.mode, &words.engine,
-            &threads, &words.order, &budget, &options->map_read_only, &request->tuning.map_populate,
-            &words.dtype, &words.ring, &words.numa, &words.device, &words.gds, &words.unified,
-            &stream, &allocator, &words.cache, &words.share, &share_grace))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLpzsssssKOssi:load", names, &items,
+                                     &words.mode, &words.engine, &threads, &words.order, &budget,
+                                     &options->map_read_only, &words.dtype, &words.ring,
+                                     &words.numa, &words.device, &words.gds, &words.unified,
+                                     &stream, &allocator, &words.cache, &words.share, &share_grace))
         return 0;
     // Unsigned format codes would turn -1 into the largest number.
     if (threads < 0 || budget < 0 || share_grace < 0) {

@@ -6,7 +6,6 @@
 /// (docs/benchmarks/README.md), and the program is not interrupted.
 #include "sink.h"
 
-#define BLOCK_BYTES ((uint64_t)64 << 10)
 /// Between two steps the thread notices that the program has freed the tensors.
 #define STEP_BYTES ((uint64_t)2 << 20)
 /// For less, a thread does not pay off.
@@ -73,15 +72,14 @@ static bool map_range(const cached_range *range) {
     for (uint64_t at = range->begin, end; at < range->end; at = end) {
         end = fsti_min(fsti_align_down(at, STEP_BYTES) + STEP_BYTES, range->end);
         if (fsti_buffer_is_last_ref(range->view)) return false;
-        if (!fsti_view_touch(range->view->data + at, end - at, BLOCK_BYTES)) return false;
+        if (!fsti_view_touch(range->view->data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return false;
     }
     return true;
 }
 
 static void *map_ranges(void *context) {
     cached_ranges *cached = context;
-    for (size_t i = 0; i < cached->count && map_range(&cached->ranges[i]); i++)
-        ;
+    for (size_t i = 0; i < cached->count && map_range(&cached->ranges[i]); i++);
     free_ranges(cached);
     return NULL;
 }

@@ -119,6 +119,9 @@ void fsti_sink_populate(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *
 
 // ---- mapped pages of views ----
 
+/// A page fault maps all cached pages of an aligned block of this size (fault_around_bytes of the
+/// kernel, 64 KiB unless configured).
+#define FSTI_VIEW_BLOCK_BYTES ((uint64_t)64 << 10)
 /// Accesses the first and last byte of a range, and a byte of each step between them. False if the
 /// SIGBUS guard is not active, or a page has an error.
 bool fsti_view_touch(const char *bytes, uint64_t size, uint64_t step);

@@ -29,45 +29,47 @@ bool fsti_view_touch(const char *bytes, uint64_t size, uint64_t step) {
     return fsti_io_guard_ready() && fsti_io_guarded(fault_pages, &pages, bytes, size);
 }
 
-/// Accesses each page. False if that is not possible, or a page has an error.
-static bool touch_pages(const fsti_pipeline *pipeline, const char *bytes, uint64_t size) {
-    return pipeline->job.guard_allowed && fsti_view_touch(bytes, size, fsti_page_bytes());
+static bool touch(const fsti_pipeline *pipeline, const char *bytes, uint64_t size, uint64_t step) {
+    return pipeline->job.guard_allowed && fsti_view_touch(bytes, size, step);
 }
 
 /// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads
 /// follows the speed.
-static fst_status populate_range(fsti_pipeline *pipeline, uint32_t chunk, fsti_file *file,
-                                 char *mapping, fst_error *error) {
+static fst_status populate_range(fsti_pipeline *pipeline, uint32_t chunk, bool is_cached,
+                                 fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const chunk_state *state = &pipeline->chunks[chunk];
+    const fsti_job_file *file =
+        &pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
     bool has_reserve = pipeline->first_count < pipeline->thread_count;
+    // Page faults take less CPU time than MADV_POPULATE_READ, but read by small requests.
+    bool by_faults = has_reserve || is_cached;
+    uint64_t step_bytes = has_reserve ? STEP_BYTES : UINT64_MAX;
+    uint64_t touch_bytes = is_cached ? FSTI_VIEW_BLOCK_BYTES : fsti_page_bytes();
     for (uint64_t at = range->begin, end; at < range->end; at = end) {
-        end = has_reserve ? fsti_min(at + STEP_BYTES, range->end) : range->end;
-        // Through FUSE, page faults take less CPU time than MADV_POPULATE_READ.
-        if (!has_reserve || !touch_pages(pipeline, mapping + at, end - at))
-            FST_TRY(fsti_file_populate(file, mapping, at, end, error));
+        end = range->end - at > step_bytes ? at + step_bytes : range->end;
+        if (!by_faults || !touch(pipeline, file->view->data + at, end - at, touch_bytes))
+            FST_TRY(fsti_file_populate(file->file, file->view->data, at, end, error));
         atomic_fetch_add_explicit(&pipeline->view_bytes, end - at, memory_order_relaxed);
     }
-    if (state->is_huge) fsti_page_in_measure(pipeline, chunk); // the first access
-    // In a virtual machine the hypervisor allocates pages on first access, which can take longer
-    // than a disk read. Do that here in parallel, not when the program accesses them. Errors of
-    // pages are left to the program, as for all views.
-    if (!state->is_resident && !has_reserve)
-        (void)touch_pages(pipeline, mapping + range->begin, range->end - range->begin);
     return FST_OK;
 }
 
-/// Prefaults the pages of a chunk, which are resident or are read now.
-static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                                 fst_error *error) {
+/// Prefaults the pages of a chunk, which are cached or are read now.
+static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool is_cached,
+                                 worker_counts *counts, fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    uint32_t index = pipeline->job.plan->extents[range->extent].file;
-    fsti_file *file = pipeline->job.files[index].file;
-    char *mapping = pipeline->job.files[index].view->data;
+    const fsti_job_file *file =
+        &pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
-    if (!is_resident) fsti_file_start_part(file, range->begin, range->end);
-    FST_TRY(populate_range(pipeline, chunk, file, mapping, error));
+    if (!is_cached) fsti_file_start_part(file->file, range->begin, range->end);
+    FST_TRY(populate_range(pipeline, chunk, is_cached, error));
+    if (pipeline->chunks[chunk].is_huge) fsti_page_in_measure(pipeline, chunk); // the first access
+    // In a virtual machine the hypervisor allocates pages on first access, which can take longer
+    // than a disk read. Do that here in parallel, not when the program accesses them. Errors of
+    // pages are left to the program, as for all views.
+    if (!is_resident && pipeline->first_count == pipeline->thread_count)
+        (void)touch(pipeline, file->view->data + range->begin, size, fsti_page_bytes());
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
     return FST_OK;
@@ -92,7 +94,8 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
 
 static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                                 fst_error *error) {
-    FST_TRY(populate_chunk(pipeline, chunk, counts, error));
+    bool is_cached = pipeline->chunks[chunk].is_resident;
+    FST_TRY(populate_chunk(pipeline, chunk, is_cached, counts, error));
     return finish_view(pipeline, chunk, counts, error);
 }
 
@@ -121,7 +124,7 @@ static void map_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *co
     uint32_t index = pipeline->job.plan->extents[range->extent].file;
     char *mapping = pipeline->job.files[index].view->data;
     uint64_t start_ns = fsti_now_ns();
-    if (!touch_pages(pipeline, mapping + range->begin, range->end - range->begin))
+    if (!touch(pipeline, mapping + range->begin, range->end - range->begin, fsti_page_bytes()))
         (void)fsti_file_populate(pipeline->job.files[index].file, mapping, range->begin, range->end,
                                  NULL);
     counts->bytes_mapped += range->end - range->begin;
@@ -149,7 +152,8 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
             status = fsti_stream_read(stream, plan->chunks[chunk].begin, plan->chunks[chunk].end,
                                       &counts->read_count, error);
         counts->read_ns += fsti_now_ns() - start_ns;
-        if (status == FST_OK && !is_read) status = populate_chunk(pipeline, chunk, counts, error);
+        if (status == FST_OK && !is_read)
+            status = populate_chunk(pipeline, chunk, true, counts, error);
         if (status == FST_OK)
             status = (is_read ? finish_read : finish_view)(pipeline, chunk, counts, error);
     }

@@ -153,18 +153,30 @@ int fixture_as_other_user(int (*work)(void *context), void *context) {
     return WEXITSTATUS(status) == 101 ? -1 : WEXITSTATUS(status);
 }
 
-int fixture_mapping_has(const void *address, const char *flag) {
-    char line[512], wanted[16];
+/// Finds the line of a field in what the system reports about the mapping that holds `address`.
+static int find_mapping_field(const void *address, const char *field, char *line, int size) {
     int inside = 0, found = 0;
-    snprintf(wanted, sizeof wanted, " %s", flag);
     FILE *maps = fopen("/proc/self/smaps", "re");
-    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+    while (maps != NULL && !found && fgets(line, size, maps) != NULL) {
         unsigned long begin, end, at = (unsigned long)(uintptr_t)address;
         if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) inside = at >= begin && at < end;
-        found = inside && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, wanted) != NULL;
+        found = inside && strncmp(line, field, strlen(field)) == 0;
     }
     if (maps != NULL) fclose(maps);
     return found;
+}
+
+int fixture_mapping_has(const void *address, const char *flag) {
+    char line[512], wanted[16];
+    snprintf(wanted, sizeof wanted, " %s", flag);
+    return find_mapping_field(address, "VmFlags:", line, sizeof line) &&
+           strstr(line, wanted) != NULL;
+}
+
+uint64_t fixture_mapped_bytes(const void *address) {
+    char line[512];
+    if (!find_mapping_field(address, "Rss:", line, sizeof line)) return 0;
+    return strtoull(line + strlen("Rss:"), NULL, 10) * 1024;
 }
 
 uint64_t fixture_random(uint64_t *state) {

@@ -39,6 +39,9 @@ int fixture_as_other_user(int (*work)(void *context), void *context);
 /// advised) or "nh" (small ones), see proc(5), smaps.
 int fixture_mapping_has(const void *address, const char *flag);
 
+/// Bytes of the mapping that holds `address` that are mapped in the process's page tables.
+uint64_t fixture_mapped_bytes(const void *address);
+
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
 

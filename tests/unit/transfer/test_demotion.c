@@ -210,7 +210,10 @@ TEST(unpopulated_views_are_read)
 {
     static const int causes[] = {EAGAIN, EINVAL, ENOMEM};
     for (size_t i = 0; i < sizeof causes / sizeof *causes; i++) {
-        fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_KEEP};
+        // Without the guard, pages are not mapped by accesses to them.
+        fst_load_tuning tuning = {.struct_size = sizeof tuning, .keep_sigbus_handler = 1};
+        fst_load_options options = {
+            .struct_size = sizeof options, .cache = FST_CACHE_KEEP, .tuning = &tuning};
         fst_load_stats stats = {.struct_size = sizeof stats};
         fst_model *model;
         fst_loader *loader;

@@ -431,6 +431,7 @@ TEST(loads_without_threads)
         // The caller creates views of cached tensors in any case.
         if (views == 0 || stats.chunks_resident < stats.chunk_count)
             CHECK_CONTAINS(stats.reason, "no thread can be started");
+        if (views != 0) CHECK_INT(stats.bytes_mapped, COUNT * BYTES);
         CHECK_INT(stats.thread_count, 1);
         fst_loader_close(loader);
         fst_model_close(model);

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Cached pages of views are mapped in the background, and the load does not depend on it.
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/primitives.h"
+#include "check.h"
+#include "fastsafetensors/loader.h"
+#include "fixture.h"
+#include "io/io.h"
+
+#define COUNT 16
+#define BYTES ((uint64_t)2000000) ///< not whole pages: neighbours share some
+
+static bool has_threads = true;
+static int threads_started;
+
+int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context);
+int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context);
+
+int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context) {
+    if (!has_threads) return EAGAIN;
+    threads_started++;
+    return __real_pthread_create(out, attributes, run, context);
+}
+
+static void pause_shortly(void) {
+    const struct timespec pause = {.tv_nsec = 2000000};
+    nanosleep(&pause, NULL);
+}
+
+/// Whether the threads in the background have freed what they hold, within 20 seconds.
+static bool is_settled(long live) {
+    for (int i = 0; i < 10000 && fsti_alloc_live() != live; i++) pause_shortly();
+    return fsti_alloc_live() == live;
+}
+
+typedef struct loaded {
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor; ///< the first one
+    const char *data;
+    fst_load_stats stats;
+} loaded;
+
+/// Loads views of a cached file of `count` tensors. *is_cached: it was in the page cache, as the
+/// test needs it. Returns the status of the first call that failed.
+static fst_status load_views(size_t count, fst_load_options options, loaded *out, bool *is_cached) {
+    const char *path = fixture_tensors("cached", count, BYTES);
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    options.struct_size = sizeof options;
+    options.mode = FST_MODE_MAP;
+    out->stats = FST_STRUCT_INIT(fst_load_stats);
+    fixture_warm(path);
+    threads_started = 0;
+    FST_TRY(fst_model_open(path, NULL, &out->model, NULL));
+    FST_TRY(fst_loader_open(out->model, &options, &out->loader, NULL));
+    FST_TRY(fst_loader_wait(out->loader, -1, NULL));
+    FST_TRY(fst_loader_tensor_at(out->loader, 0, -1, &out->tensor, NULL));
+    FST_TRY(fst_tensor_view_get(out->tensor, &view, NULL));
+    FST_TRY(fst_loader_stats_get(out->loader, &out->stats, NULL));
+    out->data = view.data;
+    *is_cached = out->stats.chunks_resident == out->stats.chunk_count;
+    return FST_OK;
+}
+
+static void unload(loaded *load) {
+    fst_tensor_unref(load->tensor);
+    fst_loader_close(load->loader);
+    fst_model_close(load->model);
+}
+
+TEST(cached_pages_are_mapped_in_the_background)
+{
+    loaded load;
+    long live = fsti_alloc_live();
+    bool is_cached;
+    CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+    fst_loader_close(load.loader); // it does not wait for the thread, nor end it
+    load.loader = NULL;
+    for (int i = 0; i < 10000 && fixture_mapped_bytes(load.data) < COUNT * BYTES; i++)
+        pause_shortly();
+    uint64_t mapped_bytes = fixture_mapped_bytes(load.data);
+    int started = threads_started;
+    unload(&load);
+    CHECK(is_settled(live));
+    if (!is_cached) SKIP("another program has emptied the page cache");
+    CHECK(mapped_bytes >= COUNT * BYTES);
+    CHECK_INT(started, 1);
+    CHECK_INT(load.stats.bytes_mapped + load.stats.bytes_read, 0); // by the load itself
+}
+
+/// A small load, one whose files other processes read too, and one that may not
+/// use the guard against files that shrink.
+TEST(other_views_are_left_to_the_program)
+{
+    fst_load_tuning keeps_handler = {.struct_size = sizeof keeps_handler, .keep_sigbus_handler = 1};
+    const fst_load_options options[] = {{0}, {.share = FST_SHARE_NODE}, {.tuning = &keeps_handler}};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        loaded load;
+        long live = fsti_alloc_live();
+        bool is_cached;
+        CHECK_INT(load_views(i == 0 ? 4 : COUNT, options[i], &load, &is_cached), FST_OK);
+        int started = threads_started;
+        unload(&load);
+        CHECK_INT(fsti_alloc_live(), live);
+        if (!is_cached) SKIP("another program has emptied the page cache");
+        CHECK_INT(started, 0);
+    }
+}
+
+TEST(a_load_needs_no_thread_for_it)
+{
+    loaded load;
+    long live = fsti_alloc_live();
+    bool is_cached;
+    has_threads = false;
+    CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+    has_threads = true;
+    bool is_right = fixture_matches(load.data, 0, BYTES);
+    unload(&load);
+    CHECK_INT(fsti_alloc_live(), live);
+    CHECK(is_right);
+    if (!is_cached) SKIP("another program has emptied the page cache");
+}
+
+/// The mapping is freed, however far the thread has come.
+TEST(freed_views_are_not_mapped_further)
+{
+    long live = fsti_alloc_live();
+    for (int i = 0; i < 50; i++) {
+        loaded load;
+        bool is_cached;
+        CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+        unload(&load);
+    }
+    CHECK(is_settled(live));
+}
+
+/// Pages behind the new end of a file would end the process with SIGBUS.
+TEST(files_may_shrink_meanwhile)
+{
+    long live = fsti_alloc_live();
+    for (int i = 0; i < 20; i++) {
+        loaded load;
+        bool is_cached;
+        CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+        CHECK_INT(truncate(fixture_path("cached"), (off_t)i * (off_t)BYTES / 2), 0);
+        for (int k = 0; k < i % 4; k++) pause_shortly();
+        unload(&load);
+    }
+    CHECK(is_settled(live));
+}
