@@ -172,7 +172,8 @@ class ReadAhead:
         """Open the first window of a run that has reached a tensor; None if there is no run."""
         run = None if self._open_cached() else self._continue_run(index)
         if run is not None:
-            self._open(run, index, _EAGER_FIRST_BYTES if self._eager else _TRUST_BYTES)
+            trusted = min(max(_TRUST_BYTES, self._alone_bytes), _LARGEST_BYTES)
+            self._open(run, index, _EAGER_FIRST_BYTES if self._eager else trusted)
         window = self._windows.pop(index, None)
         if window is None:
             self._alone_bytes += self._model.nbytes(index)
