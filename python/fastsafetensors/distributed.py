@@ -50,12 +50,14 @@ from ._ranks.rank_parts import (
     choose_method,
     find_placements,
     over_read,
+    part_at,
     part_of,
     part_on_mesh,
     patterns_without_match,
+    places_on,
     tensor_named,
 )
-from ._ranks.torch_group import open_group
+from ._ranks.torch_group import group_of_mesh, open_group
 from ._torch.gpu import check_present, load_options
 from ._torch.torch_installed import torch
 from ._torch.torch_state import format_box, torch_dtype, torch_shape
@@ -501,7 +503,8 @@ def load_model_sharded(
     Args:
         model: the source (files, index, folder), or a module whose parameters and persistent
             buffers then become the DTensors; tied ones stay tied.
-        mesh: a DeviceMesh.
+        mesh: a DeviceMesh with this rank. If it has several dimensions but not all ranks of the
+            job, each rank reads alone, and an error on one is not raised on the others.
         placements: for all tensors, or {pattern of names: placements}; also accepts a
             tensor-parallel plan of transformers ({"layers.*.q_proj": "colwise"}). Other tensors,
             and buffers without a pattern, are replicated.
@@ -518,8 +521,9 @@ def load_model_sharded(
         RuntimeError: shapes that differ from the module's.
         RankError: as for load_sharded().
         TypeError: an argument of another type.
-        ValueError: an unknown style, placements for a mesh of other dimensions, or placements other
-            than Shard and Replicate.
+        ValueError: an unknown style, placements for a mesh of other dimensions, placements other
+            than Shard and Replicate, or a mesh without this rank, or whose ranks do not ascend
+            along each dimension (torch's collectives would return the parts in another order).
 
     Warns:
         UserWarning: a pattern that no tensor matches (on one rank; for a plan, if no pattern of it
@@ -530,6 +534,7 @@ def load_model_sharded(
 
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh, not {shown(mesh)}")
+    places = places_on(mesh)
     module = model if isinstance(model, torch.nn.Module) else None
     wanted, failure = None, None
     try:
@@ -539,8 +544,8 @@ def load_model_sharded(
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
     mesh_sizes = list(mesh.mesh.shape)
-    ranks = sorted(mesh.mesh.flatten().tolist())
-    places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
+    group = group_of_mesh(mesh)
+    own = list(places).index(mesh.get_rank())
     chosen: dict[str, list[Any]] = {}
     whole: dict[str, tuple[int, ...]] = {}
 
@@ -557,11 +562,10 @@ def load_model_sharded(
             chosen[name] = find_placements(name, described, len(mesh_sizes), len(shape))
             whole[name] = shape
             with tensor_named(name):
-                part = partial(_part_at, shape, chosen[name], mesh_sizes, places)
-                cuts[name] = Cut(f"{chosen[name]} {on_mesh}", part(pg.rank()), part)
+                part = partial(part_at, shape, chosen[name], mesh_sizes, list(places.values()))
+                cuts[name] = Cut(f"{chosen[name]} {on_mesh}", part(own), part)
         return cuts
 
-    group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
     source = filename if module is not None else model
     local = _load_parts(source, make_cuts, group, strategy, timeout, failure)
     state: dict[str, Any] = {}
@@ -573,16 +577,10 @@ def load_model_sharded(
     if wanted is not None:
         wanted.assign(state)
     lacking = patterns_without_match(placements, local)
-    if lacking and mesh.get_rank() == ranks[0]:
+    if lacking and own == 0:
         warnings.warn(f"no tensor matches these patterns of placements: "
                       f"{printable(', '.join(lacking))}", stacklevel=2)
     return state
-
-
-def _part_at(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
-             places: Sequence[Sequence[int]], rank: int) -> Part:
-    """Return the part of a rank, whose coordinate on the mesh is places[rank]."""
-    return part_on_mesh(shape, placements, sizes, places[rank])
 
 
 def _names_for(opened: Any, wanted: ModuleState) -> list[str]:

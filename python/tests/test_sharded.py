@@ -8,6 +8,7 @@ from test_rank_faults import COMMON, run_ranks
 
 CODE = COMMON + """
 from fastsafetensors.sharded import load_model_sharded, load_sharded
+from fastsafetensors.torch import save_file
 import fastsafetensors.sharded as sharded
 from fastsafetensors._ranks import torch_group
 expected = torch.load(f"{folder}/expected.pt")
@@ -159,6 +160,26 @@ if size == 4:
     state = load_model_sharded(path, square, {"big": [Shard(0), Shard(1)]})
     assert same(state["big"].full_tensor(), expected["big"])
     assert list(state["big"].to_local().shape) == [500, 256]
+    # Stages of a pipeline: the ranks of each stage load their own tensors.
+    stages = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("stage", "a", "b"))
+    stage, wanted = stages["a", "b"], ("big", "large")[rank // 2]
+    save_file({wanted: expected[wanted]}, f"{folder}/stage{rank}.safetensors")
+    state = load_model_sharded(f"{folder}/stage{rank}.safetensors", stage, [Shard(0), Shard(1)])
+    assert same(state[wanted].full_tensor(), expected[wanted])
+
+def refused(mesh, text):
+    try:
+        load_model_sharded(path, mesh)
+    except ValueError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
+from torch.distributed.device_mesh import DeviceMesh
+if size > 1:
+    refused(DeviceMesh("cpu", list(range(size))[::-1]), "must ascend along each dimension")
+    alone = DeviceMesh("cpu", [0])
+    if rank > 0:
+        refused(alone, f"rank {rank} is not on the mesh [0]")
 
 class Layer(torch.nn.Module):
     def __init__(self):

@@ -86,9 +86,10 @@ static void *map_ranges(void *context) {
 
 void fsti_pipeline_map_ahead(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
+    bool may_start = job->threads.wanted != 1 && !job->threads.is_limited;
     bool is_wanted = pipeline->sink->is_view && !job->populate && !job->verifies &&
                      !job->others_read && job->guard_allowed;
-    if (!is_wanted || !fsti_io_guard_ready()) return;
+    if (!may_start || !is_wanted || !fsti_io_guard_ready()) return;
     cached_ranges *cached = find_cached(pipeline);
     pthread_t thread;
     if (cached == NULL) return;

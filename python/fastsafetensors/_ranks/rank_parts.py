@@ -235,3 +235,21 @@ def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequenc
         first, last = block_of(end[dim] - begin[dim], at, size)
         begin[dim], end[dim] = begin[dim] + first, begin[dim] + last
     return Part(tuple(begin), tuple(end))
+
+
+def part_at(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
+             places: Sequence[Sequence[int]], rank: int) -> Part:
+    """Return the part of a rank, whose coordinate on the mesh is places[rank]."""
+    return part_on_mesh(shape, placements, sizes, places[rank])
+
+
+def places_on(mesh: Any) -> dict[int, list[int]]:
+    """Return {rank: its coordinate on a mesh}, by rank."""
+    if any(bool((mesh.mesh.diff(dim=dim) <= 0).any()) for dim in range(mesh.mesh.dim())):
+        raise ValueError(f"the ranks of the mesh must ascend along each dimension, because torch's "
+                         f"groups sort them: {mesh.mesh.tolist()}")
+    places = {rank: (mesh.mesh == rank).nonzero()[0].tolist()
+              for rank in sorted(mesh.mesh.flatten().tolist())}
+    if mesh.get_rank() not in places:
+        raise ValueError(f"rank {mesh.get_rank()} is not on the mesh {mesh.mesh.tolist()}")
+    return places

@@ -324,3 +324,11 @@ def open_group(group: Any, timeout: float | None = None) -> ProcessGroupBase:
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return TorchProcessGroup(group, timeout)
     raise TypeError(f"group must be a torch.distributed group or None, not {shown(group)}")
+
+
+def group_of_mesh(mesh: Any) -> Any:
+    """Return the group of a mesh's ranks, or None if torch has none."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    world = torch.distributed.group.WORLD
+    return world if mesh.size() == torch.distributed.get_world_size() else None

@@ -96,12 +96,13 @@ TEST(cached_pages_are_mapped_in_the_background)
     CHECK_INT(load.stats.bytes_mapped + load.stats.bytes_read, 0); // by the load itself
 }
 
-/// A small load, one whose files other processes read too, and one that may not
-/// use the guard against files that shrink.
+/// A small load, one whose files other processes read too, one that may not use the guard against
+/// files that shrink, and one that may only use one thread.
 TEST(other_views_are_left_to_the_program)
 {
     fst_load_tuning keeps_handler = {.struct_size = sizeof keeps_handler, .keep_sigbus_handler = 1};
-    const fst_load_options options[] = {{0}, {.share = FST_SHARE_NODE}, {.tuning = &keeps_handler}};
+    const fst_load_options options[] = {
+        {0}, {.share = FST_SHARE_NODE}, {.tuning = &keeps_handler}, {.thread_count = 1}};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
         loaded load;
         long live = fsti_alloc_live();
