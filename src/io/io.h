@@ -126,12 +126,6 @@ fst_status fsti_file_map_private(fsti_file *file, const fsti_map_range *range, v
                                  fst_error *error);
 void fsti_io_unmap(void *address, uint64_t size_bytes);
 
-/// Advises the kernel to read the range of a mapping into the page cache in huge pages, whatever
-/// the device's readahead is. Then this and later mappings take one fault per huge page. May read
-/// up to two huge pages beyond the range. No effect on kernels and file systems without large pages
-/// in the page cache.
-void fsti_file_advise_huge_pages(char *mapping, uint64_t begin, uint64_t end);
-
 /// Reads a file in order and discards the bytes, to fill the page cache. The kernel recognises a
 /// sequential stream, reads ahead, and allocates growing pages, which later mappings map in fewer
 /// faults than pages read by advice. For one thread; uses its own open file where that is cheap,
@@ -144,10 +138,6 @@ fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **ou
 fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
                             uint64_t *read_count, fst_error *error);
 void fsti_stream_close(fsti_file_stream *stream);
-
-/// Mean cost in nanoseconds of a first access to cached pages of [begin, end), from a sample. Up to
-/// 300 if the memory is backed; over 1,000 in a virtual machine whose host must first allocate it.
-uint64_t fsti_file_fault_ns(const fsti_file *file, uint64_t begin, uint64_t end);
 
 /// From now on small reads of the file bring only their own pages into the page cache. By default
 /// the kernel reads around each absent page as much as the device's readahead allows, which may be
@@ -323,8 +313,6 @@ enum {
     FSTI_IO_HIDE_TMPFILE = 8,
     FSTI_IO_HIDE_PROC = 16,
     FSTI_IO_HIDE_PATIENCE = 32, ///< waits for another save end at once
-    FSTI_IO_HIDE_COLD = 64,     ///< page faults look fast
-    FSTI_IO_HIDE_WARM = 128,    ///< page faults look slow
     FSTI_IO_HIDE_AHEAD = 256,   ///< the device looks as if it did not read ahead
     FSTI_IO_HIDE_DISK = 512,    ///< file systems look like disks
 };

@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/sysmacros.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "io_private.h"
@@ -14,26 +13,6 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 // Linux 5.14
 #endif
-
-void fsti_file_advise_huge_pages(char *mapping, uint64_t begin, uint64_t end) {
-    uint64_t from = fsti_align_down(begin, fsti_page_bytes());
-    madvise(mapping + from, end - from, MADV_HUGEPAGE); // advice only, so errors are ignored
-}
-
-uint64_t fsti_file_fault_ns(const fsti_file *file, uint64_t begin, uint64_t end) {
-    enum { SAMPLE_COUNT = 64 };
-    struct timespec start, stop;
-    char byte;
-    if (fsti_io_hidden(FSTI_IO_HIDE_COLD)) return 0;
-    if (fsti_io_hidden(FSTI_IO_HIDE_WARM)) return UINT64_MAX;
-    uint64_t step = fsti_align_down((end - begin) / SAMPLE_COUNT, fsti_page_bytes());
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
-    for (uint64_t i = 0; i < SAMPLE_COUNT; i++)
-        if (pread(file->fd, &byte, 1, (off_t)(begin + i * step)) != 1) return 0;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &stop);
-    int64_t spent_ns = (stop.tv_sec - start.tv_sec) * 1000000000 + (stop.tv_nsec - start.tv_nsec);
-    return (uint64_t)spent_ns / SAMPLE_COUNT;
-}
 
 // ---- reading and discarding ----
 

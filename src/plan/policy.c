@@ -218,17 +218,6 @@ fsti_gds_decision fsti_policy_gds(const fsti_gds_facts *facts, const char **reas
     return *reason == NULL ? FSTI_GDS_IF_PROBED : FSTI_GDS_NO;
 }
 
-fsti_page_in_method fsti_policy_page_in(const fsti_page_in_facts *facts) {
-    uint64_t begin = fsti_align_down(facts->begin, FSTI_POLICY_HUGE_PAGE_BYTES);
-    uint64_t end =
-        fsti_min(fsti_align_up(facts->end, FSTI_POLICY_HUGE_PAGE_BYTES), facts->file_bytes);
-    uint64_t wanted = facts->end - facts->begin;
-    if (facts->is_cached) return FSTI_PAGE_IN_BY_MAPPING;
-    bool is_worth_it = end - begin - wanted <= wanted / FSTI_POLICY_WASTE_DIVISOR;
-    return is_worth_it && !facts->fresh_is_slow ? FSTI_PAGE_IN_BY_HUGE_PAGES
-                                                : FSTI_PAGE_IN_BY_READING;
-}
-
 fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason) {
     bool is_automatic = facts->engine == FST_SAVE_ENGINE_AUTO;
     *reason = NULL;

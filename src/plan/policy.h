@@ -125,24 +125,8 @@ typedef enum fsti_gds_decision { FSTI_GDS_NO, FSTI_GDS_YES, FSTI_GDS_IF_PROBED }
 /// *reason: text, unless an earlier probe decided.
 fsti_gds_decision fsti_policy_gds(const fsti_gds_facts *facts, const char **reason);
 
-/// How absent bytes of views are read into the page cache.
-typedef enum fsti_page_in_method {
-    FSTI_PAGE_IN_BY_READING,    ///< sequential reads, for which the kernel allocates growing pages
-    FSTI_PAGE_IN_BY_HUGE_PAGES, ///< huge pages, which later mappings map with few faults
-    FSTI_PAGE_IN_BY_MAPPING,    ///< page faults of the mapping, with the kernel's readahead
-} fsti_page_in_method;
-
-/// An extent of a view, in bytes of its file.
-typedef struct fsti_page_in_facts {
-    uint64_t begin, end, file_bytes;
-    bool is_cached;     ///< the file system has no large pages, or its own readahead
-    bool fresh_is_slow; ///< allocating huge pages is slow; small free pages may exist
-} fsti_page_in_facts;
 /// The size of a huge page in the page cache.
 #define FSTI_POLICY_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
-/// Reading by huge pages may exceed the extent by at most this fraction.
-#define FSTI_POLICY_WASTE_DIVISOR 8u
-fsti_page_in_method fsti_policy_page_in(const fsti_page_in_facts *facts);
 
 /// Facts of a save. The policy is called first assuming that direct I/O and io_uring work, to
 /// decide whether to probe them, and then with the probe results.

@@ -24,7 +24,6 @@ typedef struct chunk_state {
     atomic_uchar step;
     uint8_t queue;            ///< chunk_queue
     bool is_resident;         ///< completely resident when it was classified
-    bool is_huge;             ///< read into huge pages
     bool is_unmapped;         ///< done; its pages are to be mapped when all chunks are read
     bool is_dropped;          ///< pages that are read through the page cache are dropped afterwards
     uint64_t *resident_pages; ///< bitmap of pages that were resident before and must not be
@@ -155,8 +154,7 @@ struct fsti_pipeline {
     bool was_reported;             ///< the callback was called; protected by progress_lock
     atomic_bool
         found_absent; ///< some chunk of a view was absent, where the kernel reports no residency
-    atomic_bool was_huge, was_read; ///< how absent bytes of views were read
-    atomic_bool avoids_huge;        ///< huge pages were slow
+    atomic_bool was_read; ///< bytes were read into the page cache by streams of reads
     atomic_bool stop;
 };
 

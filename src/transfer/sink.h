@@ -68,18 +68,16 @@ const fsti_sink *fsti_sink_choose(const fsti_job *job);
 fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
                           void (*copy)(void *context), void *context, fst_error *error);
 
-/// How to read absent bytes of a chunk into the page cache.
-fsti_page_in_method fsti_page_in_choose(fsti_pipeline *pipeline, uint32_t chunk);
+/// Whether absent bytes of a chunk are read into the page cache by sequential reads, for which the
+/// kernel allocates growing pages; else by page faults of a mapping, with the kernel's readahead.
+bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk);
 /// Reads a chunk into the page cache and faults it into the file's shared mapping.
 fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error);
-/// The two steps of the huge page method: advise before prefaulting, and measure the first access.
-void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping);
-void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk);
 /// Leaves bytes of a chunk that were copied from the mapping: unmaps them, or keeps them for the
 /// next small loads.
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end);
-/// The methods used so far: "in huge pages", ...; "" if unused.
+/// How bytes were read into the page cache so far; "" if none were, or by page faults.
 const char *fsti_page_in_text(fsti_pipeline *pipeline);
 
 /// Finds the position of a chunk in CPU memory, for fsti_sink.prepare().

@@ -65,7 +65,6 @@ static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool i
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
     if (!is_cached) fsti_file_start_part(file->file, range->begin, range->end);
     FST_TRY(populate_range(pipeline, chunk, is_cached, error));
-    if (pipeline->chunks[chunk].is_huge) fsti_page_in_measure(pipeline, chunk); // the first access
     // In a virtual machine the hypervisor allocates pages on first access, which can take longer
     // than a disk read. Do that here in parallel, not when the program accesses them. Errors of
     // pages are left to the program, as for all views.
@@ -165,16 +164,11 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
 /// Reads a chunk into the page cache and faults its pages into the mapping.
 static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                                worker_counts *counts, fst_error *error) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     target->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
     if (has_been_read(pipeline, chunk)) return finish_read(pipeline, chunk, counts, error);
-    fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
-    if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
+    if (fsti_page_in_streams(pipeline, chunk)) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
-    if (method == FSTI_PAGE_IN_BY_HUGE_PAGES)
-        fsti_page_in_advise(pipeline, chunk, pipeline->job.files[file].view->data);
     return populate_view(pipeline, chunk, counts, error);
 }
 

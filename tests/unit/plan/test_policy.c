@@ -302,30 +302,6 @@ TEST(save_methods)
     }
 }
 
-TEST(page_in_methods)
-{
-    const uint64_t MIB = 1 << 20;
-    const struct {
-        fsti_page_in_facts facts;
-        fsti_page_in_method way;
-    } cases[] = {
-        {{0, 64 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
-        {{0, 64 * MIB, 64 * MIB, false, true}, FSTI_PAGE_IN_BY_READING},
-        {{0, 64 * MIB, 64 * MIB, true, false}, FSTI_PAGE_IN_BY_MAPPING},
-        {{0, 64 * MIB, 64 * MIB, true, true}, FSTI_PAGE_IN_BY_MAPPING},
-        // A whole file, whatever its size: nothing lies behind it.
-        {{100, 3 * MIB, 3 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
-        {{MIB, 3 * MIB, 3 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
-        // A tensor in the middle of one, with a page of its neighbours at most.
-        {{4 * MIB - 4096, 12 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
-        {{4 * MIB - 4096, 20 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
-        {{4 * MIB, 12 * MIB + 4096, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
-        {{4 * MIB, 12 * MIB - MIB / 2, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(fsti_policy_page_in(&cases[i].facts), cases[i].way);
-}
-
 TEST(gaps)
 {
     static const struct {
