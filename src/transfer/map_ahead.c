@@ -67,19 +67,19 @@ static cached_ranges *find_cached(const fsti_pipeline *pipeline) {
     return NULL;
 }
 
-/// False if the program has freed the tensors, or a page can't be read.
-static bool map_range(const cached_range *range) {
+/// Ends early if the program has freed the tensors, or a page can't be read.
+static void map_range(const cached_range *range) {
     for (uint64_t at = range->begin, end; at < range->end; at = end) {
         end = fsti_min(fsti_align_down(at, STEP_BYTES) + STEP_BYTES, range->end);
-        if (fsti_buffer_is_last_ref(range->view)) return false;
-        if (!fsti_view_touch(range->view->data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return false;
+        if (fsti_buffer_is_last_ref(range->view)) return;
+        if (!fsti_view_touch(range->view->data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return;
     }
-    return true;
 }
 
 static void *map_ranges(void *context) {
     cached_ranges *cached = context;
-    for (size_t i = 0; i < cached->count && map_range(&cached->ranges[i]); i++);
+    for (size_t i = 0; i < cached->count; i++)
+        map_range(&cached->ranges[i]);
     free_ranges(cached);
     return NULL;
 }

@@ -6,7 +6,7 @@
 #include "sink.h"
 
 /// One thread reads runs up to this size: the longer a stream, the larger the pages that the kernel
-/// allocates, up to huge ones, which may be slow to allocate here.
+/// allocates.
 #define RUN_BYTES_MAX ((uint64_t)32 << 20)
 #define STEP_BYTES ((uint64_t)1 << 20)
 
