@@ -388,9 +388,8 @@ def warm_up(name: str) -> None:
 
     torch.zeros(1).sum()
     if name.startswith("ours"):
-        import fastsafetensors._torch.torch_tensors
-
-        fastsafetensors._torch.torch_tensors.capsule_mask()
+        from fastsafetensors import safe_open  # noqa: F401
+        from fastsafetensors.torch import load_file  # noqa: F401
     elif name.startswith("safetensors"):
         import safetensors.torch  # noqa: F401
     elif name.startswith("Run:ai"):
@@ -575,7 +574,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # As a script its own folder would come first and hide the standard modules by our own.
-    sys.path[:] = [p for p in sys.path if pathlib.Path(p or ".").resolve()
-                   != pathlib.Path(__file__).resolve().parent]
     sys.exit(main())
