@@ -10,8 +10,8 @@
 #define SIGNAL_CHECK_MS 100
 /// Loads up to this size are opened on the calling thread.
 #define SMALL_LOAD_BYTES ((uint64_t)1 << 20)
-/// The same for views, which probe no engines.
-#define SMALL_VIEW_BYTES ((uint64_t)16 << 20)
+/// The same for views, which probe no engines: asking which of their pages are cached takes 50 ms.
+#define SMALL_VIEW_BYTES ((uint64_t)4 << 30)
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
 

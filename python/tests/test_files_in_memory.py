@@ -46,6 +46,19 @@ def test_views_need_no_thread(memory):
     assert threads_started(os.path.join(memory, "m.safetensors")) == 0
 
 
+def test_cached_views_of_a_disk_need_no_helper(tmp_path):
+    """A helper would wait a second for more work; the thread that maps the pages ends at once."""
+    path = tmp_path / "m.safetensors"
+    if os.major(os.stat(tmp_path).st_dev) == 0:
+        pytest.skip("the temporary folder does not lie on a local disk")
+    save_file({"x": np.full(4 << 20, 7, np.uint8), "y": np.zeros(32 << 20, np.uint8)}, path)
+    path.read_bytes()
+    later = OPEN.replace("print(", "import time; time.sleep(0.3); print(")
+    done = subprocess.run([sys.executable, "-c", later, path, "None"], text=True,
+                          capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_files_elsewhere_are_read_by_another_thread(memory, tmp_path):
     """Ctrl-C must work while their storage does not answer."""
     model = os.path.join(memory, "m.safetensors")
