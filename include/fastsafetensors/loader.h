@@ -49,7 +49,7 @@ typedef enum fst_load_mode {
     /// Memory-mapped tensors: no copy. Each load has its own private mapping of each file, so
     /// stores do not reach other loads either. The pages are freed with the load's last tensor of
     /// the file. A thread maps pages that are cached (from 8 MiB on) without being waited for,
-    /// unless thread_count is 1; it lets go of them within about a millisecond. A tensor that
+    /// unless thread_count is 1; it lets go of them within milliseconds. A tensor that
     /// cannot be mapped (misaligned in its file, or a slice of many ranges) is read into owned
     /// memory on demand, as by FST_MODE_LOAD.
     FST_MODE_MAP = 2,

@@ -4,6 +4,8 @@
 /// A page fault maps all cached pages of an aligned block of 64 KiB. One access to each block in a
 /// row takes a third of the time of the same faults between accesses to all other pages
 /// (docs/benchmarks/README.md), and the program is not interrupted.
+#include <sys/mman.h>
+
 #include "sink.h"
 
 /// Between two steps the thread notices that the program has freed the tensors.
@@ -13,88 +15,158 @@
 /// Mapped pages need page tables, 1/512 of this.
 #define MAP_AHEAD_BYTES_MAX ((uint64_t)16 << 30)
 
+/// Pages looked at in each step, to notice that the page cache was emptied since the load opened.
+#define SAMPLE_COUNT 4u
+
 /// Part of a mapping whose pages are cached.
 typedef struct cached_range {
-    fsti_buffer *view;
+    fsti_buffer *view; ///< NULL: the program has freed its tensors
     uint64_t begin, end;
 } cached_range;
 
-/// Owns a reference to each mapping.
-typedef struct cached_ranges {
+/// What one thread maps. Owns a reference to each mapping.
+struct fsti_map_ahead {
+    fsti_map_ahead *next;
     size_t count;
     uint64_t size_bytes;
     cached_range ranges[];
-} cached_ranges;
+};
+
+/// All that are running. A forked child has none of the threads and frees what they hold.
+static struct {
+    pthread_mutex_t lock; ///< also for the references of each
+    fsti_map_ahead *first;
+    bool follows_forks;
+} running = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t follow_once = PTHREAD_ONCE_INIT;
 
 /// Whether a range is the first one of its mapping, which took the reference.
-static bool is_first(const cached_ranges *cached, size_t index) {
-    return index == 0 || cached->ranges[index - 1].view != cached->ranges[index].view;
+static bool is_first(const fsti_map_ahead *ahead, size_t index) {
+    return index == 0 || ahead->ranges[index - 1].view != ahead->ranges[index].view;
 }
 
-static void free_ranges(cached_ranges *cached) {
-    for (size_t i = cached->count; i-- > 0;)
-        if (is_first(cached, i)) fsti_buffer_unref(cached->ranges[i].view);
-    fsti_free(cached);
+static void free_ranges(fsti_map_ahead *ahead) {
+    for (size_t i = ahead->count; i-- > 0;)
+        if (is_first(ahead, i)) fsti_buffer_unref(ahead->ranges[i].view);
+    fsti_free(ahead);
+}
+
+static void begin_fork(void) { pthread_mutex_lock(&running.lock); }
+static void end_fork(void) { pthread_mutex_unlock(&running.lock); }
+
+static void end_fork_in_child(void) {
+    pthread_mutex_init(&running.lock, NULL);
+    for (fsti_map_ahead *ahead = running.first, *next; ahead != NULL; ahead = next) {
+        next = ahead->next;
+        free_ranges(ahead);
+    }
+    running.first = NULL;
+}
+
+static void follow_forks(void) {
+    running.follows_forks = pthread_atfork(begin_fork, end_fork, end_fork_in_child) == 0;
 }
 
 /// Adds a chunk, to the last range if it continues that.
-static void add_chunk(cached_ranges *cached, const fsti_plan_chunk *chunk, fsti_buffer *view) {
-    cached_range *last = cached->count > 0 ? &cached->ranges[cached->count - 1] : NULL;
-    cached->size_bytes += chunk->end - chunk->begin;
+static void add_chunk(fsti_map_ahead *ahead, const fsti_plan_chunk *chunk, fsti_buffer *view) {
+    cached_range *last = ahead->count > 0 ? &ahead->ranges[ahead->count - 1] : NULL;
+    ahead->size_bytes += chunk->end - chunk->begin;
     if (last != NULL && last->view == view && last->end == chunk->begin) {
         last->end = chunk->end;
         return;
     }
-    cached->ranges[cached->count++] = (cached_range){view, chunk->begin, chunk->end};
-    if (is_first(cached, cached->count - 1)) fsti_buffer_ref(view);
+    ahead->ranges[ahead->count++] = (cached_range){view, chunk->begin, chunk->end};
+    if (is_first(ahead, ahead->count - 1)) fsti_buffer_ref(view);
 }
 
-/// NULL: there is nothing to map, or not enough memory.
-static cached_ranges *find_cached(const fsti_pipeline *pipeline) {
+static bool is_wanted(const fsti_pipeline *pipeline) {
+    const fsti_job *job = &pipeline->job;
+    return pipeline->sink->is_view && !job->populate && !job->verifies && !job->others_read &&
+           job->guard_allowed && job->threads.wanted != 1 && !job->threads.is_limited &&
+           pipeline->chunks_resident > 0 && fsti_io_guard_ready();
+}
+
+fsti_map_ahead *fsti_map_ahead_find(const fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    if (pipeline->chunks_resident == 0) return NULL;
-    cached_ranges *cached =
-        fsti_alloc_zeroed(1, sizeof *cached + pipeline->chunks_resident * sizeof *cached->ranges);
-    if (cached == NULL) return NULL;
+    if (!is_wanted(pipeline)) return NULL;
+    fsti_map_ahead *ahead =
+        fsti_alloc_zeroed(1, sizeof *ahead + pipeline->chunks_resident * sizeof *ahead->ranges);
+    if (ahead == NULL) return NULL;
     for (uint32_t i = 0; i < pipeline->chunks_known; i++) {
         const fsti_plan_chunk *chunk = &plan->chunks[i];
         if (!pipeline->chunks[i].is_resident) continue;
-        if (cached->size_bytes + (chunk->end - chunk->begin) > MAP_AHEAD_BYTES_MAX) break;
-        add_chunk(cached, chunk, pipeline->job.files[plan->extents[chunk->extent].file].view);
+        if (ahead->size_bytes + (chunk->end - chunk->begin) > MAP_AHEAD_BYTES_MAX) break;
+        add_chunk(ahead, chunk, pipeline->job.files[plan->extents[chunk->extent].file].view);
     }
-    if (cached->size_bytes >= MAP_AHEAD_BYTES_MIN) return cached;
-    free_ranges(cached);
+    if (ahead->size_bytes >= MAP_AHEAD_BYTES_MIN) return ahead;
+    free_ranges(ahead);
     return NULL;
 }
 
-/// Ends early if the program has freed the tensors, or a page can't be read.
-static void map_range(const cached_range *range) {
+/// Releases the mappings of `first` and later ranges whose tensors the program has freed.
+static void release_unused(fsti_map_ahead *ahead, size_t first) {
+    for (size_t i = first; i < ahead->count; i++) {
+        fsti_buffer *view = ahead->ranges[i].view;
+        if (view == NULL || !fsti_buffer_is_last_ref(view)) continue;
+        pthread_mutex_lock(&running.lock);
+        for (size_t k = 0; k < ahead->count; k++)
+            if (ahead->ranges[k].view == view) ahead->ranges[k].view = NULL;
+        fsti_buffer_unref(view);
+        pthread_mutex_unlock(&running.lock);
+    }
+}
+
+/// Whether pages of a step are still cached. Accesses to others would read them one by one.
+static bool are_cached(char *data, uint64_t begin, uint64_t end) {
+    for (uint64_t i = 0; i < SAMPLE_COUNT; i++) {
+        uint64_t at = begin + (end - begin - 1) / (SAMPLE_COUNT - 1) * i;
+        unsigned char flag = 0;
+        char *page = data + fsti_align_down(at, fsti_page_bytes());
+        if (mincore(page, 1, &flag) != 0 || (flag & 1) == 0) return false;
+    }
+    return true;
+}
+
+/// False if there is no use in going on: pages were evicted, or can't be read.
+static bool map_range(fsti_map_ahead *ahead, size_t index) {
+    cached_range *range = &ahead->ranges[index];
     for (uint64_t at = range->begin, end; at < range->end; at = end) {
         end = fsti_min(fsti_align_down(at, STEP_BYTES) + STEP_BYTES, range->end);
-        if (fsti_buffer_is_last_ref(range->view)) return;
-        if (!fsti_view_touch(range->view->data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return;
+        release_unused(ahead, index);
+        if (range->view == NULL) return true;
+        char *data = range->view->data;
+        if (!are_cached(data, at, end)) return false;
+        if (!fsti_view_touch(data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return false;
     }
+    return true;
 }
 
 static void *map_ranges(void *context) {
-    cached_ranges *cached = context;
-    for (size_t i = 0; i < cached->count; i++)
-        map_range(&cached->ranges[i]);
-    free_ranges(cached);
+    fsti_map_ahead *ahead = context, **link = &running.first;
+    for (size_t i = 0; i < ahead->count && map_range(ahead, i); i++);
+    pthread_mutex_lock(&running.lock);
+    while (*link != ahead) link = &(*link)->next;
+    *link = ahead->next;
+    free_ranges(ahead);
+    pthread_mutex_unlock(&running.lock);
     return NULL;
 }
 
-void fsti_pipeline_map_ahead(const fsti_pipeline *pipeline) {
-    const fsti_job *job = &pipeline->job;
-    bool may_start = job->threads.wanted != 1 && !job->threads.is_limited;
-    bool is_wanted = pipeline->sink->is_view && !job->populate && !job->verifies &&
-                     !job->others_read && job->guard_allowed;
-    if (!may_start || !is_wanted || !fsti_io_guard_ready()) return;
-    cached_ranges *cached = find_cached(pipeline);
+void fsti_map_ahead_start(fsti_map_ahead *ahead) {
     pthread_t thread;
-    if (cached == NULL) return;
-    if (fsti_thread_start(&thread, map_ranges, cached) == 0)
+    if (ahead == NULL) return;
+    pthread_once(&follow_once, follow_forks);
+    pthread_mutex_lock(&running.lock);
+    bool is_started = running.follows_forks && fsti_thread_start(&thread, map_ranges, ahead) == 0;
+    if (is_started) {
+        ahead->next = running.first;
+        running.first = ahead;
         pthread_detach(thread);
-    else
-        free_ranges(cached); // the program maps the pages
+    }
+    pthread_mutex_unlock(&running.lock);
+    if (!is_started) free_ranges(ahead); // the program maps the pages
+}
+
+void fsti_map_ahead_drop(fsti_map_ahead *ahead) {
+    if (ahead != NULL) free_ranges(ahead);
 }

@@ -139,7 +139,7 @@ static fst_status admit_first(fsti_pipeline *pipeline, fst_error *error) {
     return pipeline->sink->probe(pipeline, error);
 }
 
-static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
+static fst_status start_reads(fsti_pipeline *pipeline, fst_error *error) {
     if (pipeline->chunks_done == pipeline->job.plan->chunk_count) { // everything is resident
         pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
         return FST_OK;
@@ -149,6 +149,13 @@ static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
     if (!by_caller) return start_threads(pipeline, error);
     fsti_worker_run(pipeline, 0); // a failure is stored for the first wait
     return FST_OK;
+}
+
+static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
+    fsti_map_ahead *ahead = fsti_map_ahead_find(pipeline);
+    fst_status status = start_reads(pipeline, error);
+    status == FST_OK ? fsti_map_ahead_start(ahead) : fsti_map_ahead_drop(ahead);
+    return status;
 }
 
 /// Waits use the monotonic clock, so that setting the time does not end or extend them.
@@ -188,7 +195,6 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     bool has_work =
         !pipeline->sink->is_view || job->populate || job->policy->keeps_cache || job->verifies;
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
-    if (status == FST_OK && has_work) fsti_pipeline_map_ahead(pipeline);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
     if (status == FST_OK) fsti_pipeline_report_first(pipeline);

@@ -123,8 +123,13 @@ void fsti_sink_populate(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *
 /// Accesses the first and last byte of a range, and a byte of each step between them. False if the
 /// SIGBUS guard is not active, or a page has an error.
 bool fsti_view_touch(const char *bytes, uint64_t size, uint64_t step);
-/// Maps the pages that are cached when the load opens, on a thread that ends by itself and does not
-/// use the pipeline. Views of large files only.
-void fsti_pipeline_map_ahead(const fsti_pipeline *pipeline);
+/// The cached pages of views that a separate thread is to map.
+typedef struct fsti_map_ahead fsti_map_ahead;
+/// Before the pipeline's threads start. NULL: nothing is to be mapped.
+fsti_map_ahead *fsti_map_ahead_find(const fsti_pipeline *pipeline);
+/// Starts a thread that ends by itself and does not use the pipeline. Takes `ahead`, which may be
+/// NULL.
+void fsti_map_ahead_start(fsti_map_ahead *ahead);
+void fsti_map_ahead_drop(fsti_map_ahead *ahead);
 
 #endif

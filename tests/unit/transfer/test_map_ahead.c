@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Cached pages of views are mapped in the background, and the load does not depend on it.
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,8 +18,9 @@
 #define COUNT 16
 #define BYTES ((uint64_t)2000000) ///< not whole pages: neighbours share some
 
-static bool has_threads = true;
+static int threads_left = -1; ///< threads that can be started; -1: all
 static int threads_started;
+static atomic_bool looks_evicted;
 
 int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context);
@@ -25,9 +29,19 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void
 
 int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context) {
-    if (!has_threads) return EAGAIN;
+    if (threads_left == 0) return EAGAIN;
+    if (threads_left > 0) threads_left--;
     threads_started++;
     return __real_pthread_create(out, attributes, run, context);
+}
+
+int __real_mincore(void *address, size_t size, unsigned char *flags);
+int __wrap_mincore(void *address, size_t size, unsigned char *flags);
+
+int __wrap_mincore(void *address, size_t size, unsigned char *flags) {
+    int result = __real_mincore(address, size, flags);
+    if (atomic_load(&looks_evicted)) memset(flags, 0, (size + 4095) / 4096);
+    return result;
 }
 
 static void pause_shortly(void) {
@@ -121,14 +135,79 @@ TEST(a_load_needs_no_thread_for_it)
     loaded load;
     long live = fsti_alloc_live();
     bool is_cached;
-    has_threads = false;
+    threads_left = 0;
     CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
-    has_threads = true;
+    threads_left = -1;
     bool is_right = fixture_matches(load.data, 0, BYTES);
     unload(&load);
     CHECK_INT(fsti_alloc_live(), live);
     CHECK(is_right);
     if (!is_cached) SKIP("another program has emptied the page cache");
+}
+
+TEST(the_threads_that_read_come_first)
+{
+    const char *path = fixture_tensors("half", COUNT, BYTES);
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_MAP};
+    fst_load_stats stats = FST_STRUCT_INIT(fst_load_stats);
+    fst_model *model;
+    fst_loader *loader;
+    long live = fsti_alloc_live();
+    fixture_warm(path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK_INT(posix_fadvise(fd, (off_t)(COUNT * BYTES / 2), 0, POSIX_FADV_DONTNEED), 0);
+    close(fd);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    threads_left = 1;
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    threads_left = -1;
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    CHECK(is_settled(live));
+    if (stats.chunks_resident < 4 || stats.chunks_resident == stats.chunk_count)
+        SKIP("this file system does not evict");
+    CHECK(strstr(stats.reason, "no thread can be started") == NULL);
+}
+
+TEST(a_forked_child_frees_its_views)
+{
+    long live = fsti_alloc_live();
+    for (int i = 0; i < 20; i++) {
+        loaded load;
+        bool is_cached;
+        int status = 0;
+        CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+        pid_t child = fork();
+        if (child == 0) {
+            unload(&load);
+            _exit(fsti_alloc_live() == live ? 0 : 1);
+        }
+        CHECK_INT(waitpid(child, &status, 0), child);
+        unload(&load);
+        CHECK_INT(status, 0);
+    }
+    CHECK(is_settled(live));
+}
+
+TEST(evicted_pages_are_not_read)
+{
+    loaded load;
+    bool is_cached;
+    long live = fsti_alloc_live();
+    atomic_store(&looks_evicted, true);
+    CHECK_INT(load_views(COUNT, (fst_load_options){0}, &load, &is_cached), FST_OK);
+    int started = threads_started;
+    fst_loader_close(load.loader);
+    load.loader = NULL;
+    for (int i = 0; i < 20; i++) pause_shortly();
+    uint64_t mapped_bytes = fixture_mapped_bytes(load.data);
+    unload(&load);
+    CHECK(is_settled(live));
+    atomic_store(&looks_evicted, false);
+    if (!is_cached || started == 0) SKIP("the kernel does not tell which pages are cached");
+    CHECK_INT(mapped_bytes, 0);
 }
 
 /// The mapping is freed, however far the thread has come.
