@@ -21,10 +21,22 @@ from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows
 from ._saving.save_options import file_options, save_rows
 
 if TYPE_CHECKING:
+    from ._loading.open import safe_open as safe_open
     from ._loading.stream import TensorStream
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]
+
+if not TYPE_CHECKING:
+    def __getattr__(name: str) -> Any:
+        """Import safe_open on first access: programs import it from safetensors' module too."""
+        if name != "safe_open":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._loading.open import safe_open as found
+
+        globals()[name] = found
+        return found
+
 
 # Dtypes of arrays by numpy's names, and those that the ml_dtypes package adds.
 _FORMAT_NAMES = {word: name for name, word in WORDS.items() if name != "F4"}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from ._loading.open import safe_open as safe_open
     from ._loading.stream import TensorStream
 
 __all__ = [
@@ -51,6 +52,17 @@ __all__ = [
     "storage_ptr",
     "storage_size",
 ]
+
+if not TYPE_CHECKING:
+    def __getattr__(name: str) -> Any:
+        """Import safe_open on first access: programs import it from safetensors' module too."""
+        if name != "safe_open":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._loading.open import safe_open as found
+
+        globals()[name] = found
+        return found
+
 
 def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> None:
     """TypeError or ValueError for an option of load_file() that is wrong or has no effect."""

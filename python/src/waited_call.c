@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Runs calls on helper threads. An idle helper waits a second for the next call, so that opening
+/// Runs calls on helper threads. An idle helper waits briefly for the next call, so that opening
 /// many files does not start a thread for each.
 #include "waited_call.h"
 
@@ -22,7 +22,7 @@
 /// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 100
 /// How long an idle helper waits.
-#define IDLE_MS 1000
+#define IDLE_MS 100
 
 static struct {
     pthread_mutex_t lock;

@@ -47,13 +47,13 @@ def test_views_need_no_thread(memory):
 
 
 def test_cached_views_of_a_disk_need_no_helper(tmp_path):
-    """A helper would wait a second for more work; the thread that maps the pages ends at once."""
+    """A helper would wait 100 ms for more work; the thread that maps the pages ends at once."""
     path = tmp_path / "m.safetensors"
     if os.major(os.stat(tmp_path).st_dev) == 0:
         pytest.skip("the temporary folder does not lie on a local disk")
     save_file({"x": np.full(4 << 20, 7, np.uint8), "y": np.zeros(32 << 20, np.uint8)}, path)
     path.read_bytes()
-    later = OPEN.replace("print(", "import time; time.sleep(0.3); print(")
+    later = OPEN.replace("print(", "import time; time.sleep(0.03); print(")
     done = subprocess.run([sys.executable, "-c", later, path, "None"], text=True,
                           capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

@@ -334,3 +334,13 @@ def test_modules_offer_the_same_names():
         for name in public & set(dir(theirs)):
             assert callable(getattr(ours, name)), name
     assert compat.install and sample_tensors
+
+
+def test_safe_open_is_also_in_the_framework_modules(torch):
+    import fastsafetensors
+    from fastsafetensors import numpy as our_numpy
+    from fastsafetensors import torch as our_torch
+
+    assert our_torch.safe_open is our_numpy.safe_open is fastsafetensors.safe_open
+    with pytest.raises(AttributeError, match="'fastsafetensors.torch' has no attribute 'x'"):
+        our_torch.x

@@ -321,7 +321,8 @@ def test_a_plan_of_transformers(torch):
     for name, placement in expected.items():
         assert find_placements(name, plan, 1) == [placement], name
     assert find_placements("x", None, 2) == [Replicate(), Replicate()]
-    for style, ndim, dim in (("colwise", 3, 1), ("rowwise", 3, 2), ("colwise", 1, 0)):
+    for style, ndim, dim in (("colwise", 3, 1), ("rowwise", 3, 2), ("colwise", 1, 0),
+                             ("embedding_rowwise", 2, 0), ("embedding_colwise", 2, 1)):
         assert find_placements("experts.w", {"*": style}, 1, ndim) == [Shard(dim)], style
     assert find_placements("a.w", {"a": "moe_tp_experts"}, 1) == [Replicate()]
     with pytest.raises(TypeError, match="a pattern of names must be a str, not 1"):
@@ -330,7 +331,7 @@ def test_a_plan_of_transformers(torch):
         find_placements("x", {"*": [Shard(0), Shard(1)]}, 1)
 
 
-@pytest.mark.parametrize("style", ["packed_colwise", "embedding_rowwise", "colwisse", ""])
+@pytest.mark.parametrize("style", ["packed_colwise", "packed_rowwise", "colwisse", ""])
 def test_unknown_styles(torch, style):
     """A style that is not known is an error, not a copy of the tensor on every rank."""
     from fastsafetensors.distributed import find_placements

@@ -69,7 +69,7 @@ typedef struct fst_load_tuning {
     fst_numa numa;
     fst_unified unified;
     /// 1: FST_MODE_MAP maps pages that are in the page cache ahead of use, in threads, and
-    /// fst_loader_wait() waits for that. 0: pages are mapped when they are touched.
+    /// fst_loader_wait() waits for that. 0: see FST_MODE_MAP.
     int map_populate;
     /// 1: never install the SIGBUS handler that turns a file that shrinks under a mapping into an
     /// error; cached chunks are read with pread instead of copied from a mapping.

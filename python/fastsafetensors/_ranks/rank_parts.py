@@ -132,12 +132,12 @@ def choose_method(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds,
     return "slice" if slice_seconds <= sent else "scatter"
 
 
-# transformers' tensor-parallel styles. Others, such as "packed_colwise" and "embedding_rowwise",
-# divide in other ways.
+# transformers' tensor-parallel styles. Others, such as "packed_colwise", divide in other ways.
 _COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output", "local_colwise")
 _ROWS = ("rowwise", "rowwise_rep", "rowwise_split_input", "local_rowwise")
 _WHOLE = ("replicate", "replicated_with_grad_allreduce", "sequence_parallel", "all_reduce",
           "mla_kv_a_proj", "moe_tp_experts", "moe_identity_expert", "local_params")
+_EMBEDDINGS = {"embedding_rowwise": 0, "embedding_colwise": 1}  # {style: dimension}
 
 
 def _placements_of(style: str, name: str, ndim: int) -> Any:
@@ -149,15 +149,17 @@ def _placements_of(style: str, name: str, ndim: int) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
     is_bias = name.endswith("bias")
+    if style in _EMBEDDINGS:
+        return [Shard(_EMBEDDINGS[style])]
     if style in _COLUMNS:
         return [Shard(0 if is_bias else max(ndim - 2, 0))]
     if style in _ROWS and not is_bias:
         return [Shard(max(ndim - 1, 0))]
     if style in (*_ROWS, *_WHOLE):
         return [Replicate()]
-    raise ValueError(f"{printable(name)}: the style {shown(style)} is not one of "
-                     f"{', '.join((*_COLUMNS, *_ROWS, *_WHOLE))}; give a list of placements "
-                     "instead")
+    known = ", ".join((*_COLUMNS, *_ROWS, *_EMBEDDINGS, *_WHOLE))
+    raise ValueError(f"{printable(name)}: the style {shown(style)} is not one of {known}; give a "
+                     "list of placements instead")
 
 
 def _check_placements(name: str, found: Any) -> list[Any]:
