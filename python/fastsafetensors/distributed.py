@@ -507,7 +507,8 @@ def load_model_sharded(
             job, each rank reads alone, and an error on one is not raised on the others.
         placements: for all tensors, or {pattern of names: placements}; also accepts a
             tensor-parallel plan of transformers ({"layers.*.q_proj": "colwise"}). Other tensors,
-            and buffers without a pattern, are replicated.
+            and buffers without a pattern, are replicated. Patterns match each name of a tied
+            tensor; the first match counts.
         filename: the source of a module's tensors.
         strategy: "auto", "slice", "broadcast" or "scatter".
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
@@ -559,7 +560,8 @@ def load_model_sharded(
                 placements, Mapping
             ):
                 described = None
-            chosen[name] = find_placements(name, described, len(mesh_sizes), len(shape))
+            aliases = () if wanted is None else wanted.aliases(name)
+            chosen[name] = find_placements(name, described, len(mesh_sizes), len(shape), aliases)
             whole[name] = shape
             with tensor_named(name):
                 part = partial(part_at, shape, chosen[name], mesh_sizes, list(places.values()))
@@ -576,7 +578,7 @@ def load_model_sharded(
                                          shape=torch.Size(whole[name]), stride=stride)
     if wanted is not None:
         wanted.assign(state)
-    lacking = patterns_without_match(placements, local)
+    lacking = patterns_without_match(placements, local if wanted is None else wanted.tensors)
     if lacking and own == 0:
         warnings.warn(f"no tensor matches these patterns of placements: "
                       f"{printable(', '.join(lacking))}", stacklevel=2)

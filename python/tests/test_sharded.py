@@ -194,6 +194,21 @@ with torch.device("meta"):
 load_model_sharded(net, mesh, plan, filename=path)
 assert all(isinstance(p.data, DTensor) and not p.is_meta for p in net.parameters())
 assert same(net.l[0].q.weight.full_tensor().detach(), expected["l.0.q.weight"])
+# Patterns match each name of a tied weight, whichever names the file has.
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 64, bias=False)
+        self.head.weight = self.emb.weight
+tied = torch.arange(512.).reshape(64, 8)
+for number, names in enumerate((["emb"], ["head"], ["emb", "head"])):
+    for pattern in ("emb.weight", "head"):
+        save_file({f"{name}.weight": tied.clone() for name in names}, f"{folder}/tied{rank}.sft")
+        net2 = Tied()
+        load_model_sharded(net2, mesh, {pattern: [Shard(0)]}, filename=f"{folder}/tied{rank}.sft")
+        assert net2.head.weight is net2.emb.weight and net2.emb.weight.placements == (Shard(0),)
+        assert same(net2.head.weight.full_tensor().detach(), tied)
+
 try:
     load_model_sharded(net, mesh, plan)
 except ValueError as error:

@@ -91,6 +91,11 @@ class ModuleState:
         return {name for name, base in self.bases(present).items()
                 if self.tensors[name] is not self.tensors[base]}
 
+    def aliases(self, name: str) -> list[str]:
+        """Return the other names of a tied tensor."""
+        own = self.tensors[name]
+        return [other for other, tensor in self.tensors.items() if tensor is own and other != name]
+
     def is_parameter(self, name: str) -> bool:
         """Tell whether a name is a parameter, not a buffer."""
         return isinstance(self.tensors.get(name), _torch.nn.Parameter)

@@ -182,12 +182,14 @@ def _matches(name: str, pattern: str) -> bool:
                for wanted in (pattern, f"*.{pattern}"))
 
 
-def find_placements(name: str, described: Any, mesh_dims: int, ndim: int = 2) -> list[Any]:
+def find_placements(name: str, described: Any, mesh_dims: int, ndim: int = 2,
+                    aliases: Iterable[str] = ()) -> list[Any]:
     """Return the placements of a parameter, one per dimension of the mesh.
 
     described: placements for all, or {pattern: placements or a style of a tp_plan}. Patterns match
     the parameter's or the module's name as fnmatch does ("[" begins a set of characters); the first
     match counts. Other parameters are replicated. ndim: dimensions of the parameter, for styles.
+    aliases: its other names in a module, which patterns may match too.
     Raises ValueError for an unknown style or a wrong number of placements, TypeError for anything
     that is not a list of placements.
     """
@@ -195,8 +197,9 @@ def find_placements(name: str, described: Any, mesh_dims: int, ndim: int = 2) ->
 
     found = described
     if isinstance(described, Mapping):
-        found = next((value for pattern, value in described.items() if _matches(name, pattern)),
-                     None)
+        names = (name, *aliases)
+        found = next((value for pattern, value in described.items()
+                      if any(_matches(one, pattern) for one in names)), None)
         if isinstance(found, str):
             found = _placements_of(found, name, ndim)
     if found is None:
