@@ -2,8 +2,9 @@
 /// Maps cached pages of views on a separate thread while the program goes on.
 ///
 /// A page fault maps all cached pages of an aligned block of 64 KiB. One access to each block in a
-/// row takes a third of the time of the same faults between accesses to all other pages
-/// (docs/benchmarks/README.md), and the program is not interrupted.
+/// row takes half or a third of the time of the same faults between accesses to all other pages (25
+/// MB: 0.34 ms instead of 0.93 on ext4, 1.1 instead of 2.2 on tmpfs, Linux 6.18), and the program
+/// is not interrupted.
 #include <sys/mman.h>
 
 #include "sink.h"
