@@ -340,6 +340,8 @@ def test_a_plan_of_transformers(torch):
                              ("embedding_rowwise", 2, 0), ("embedding_colwise", 2, 1)):
         assert find_placements("experts.w", {"*": style}, 1, ndim) == [Shard(dim)], style
     assert find_placements("a.w", {"a": "moe_tp_experts"}, 1) == [Replicate()]
+    assert find_placements("a.down_proj_bias", {"*": "rowwise"}, 1) == [Shard(1)]
+    assert find_placements("a.bias", {"*": "rowwise"}, 1, 1) == [Replicate()]
     with pytest.raises(TypeError, match="a pattern of names must be a str, not 1"):
         find_placements("x", {1: [Shard(0)]}, 1)
     with pytest.raises(ValueError, match="2 placements for a mesh of 1"):

@@ -10,7 +10,7 @@
 #include "primitives.h"
 
 /// More than the library has. A lock beyond the limit would not be registered.
-#define LOCK_COUNT_MAX 16
+#define LOCK_COUNT_MAX 24
 #define LAST_LOCK_COUNT_MAX 4
 
 static pthread_mutex_t *locks[LOCK_COUNT_MAX];

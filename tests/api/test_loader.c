@@ -30,11 +30,7 @@ TEST(tensors_outlive_everything)
             ((char *)view_of(held[i]).data)[0] ^= 1; // owned memory is writable
             fst_tensor_unref(held[i]);
         }
-        size_t buffers;
-        uint64_t bytes;
-        fst_memory_live(&buffers, &bytes);
-        CHECK_INT(buffers, 0);
-        CHECK_INT(bytes, 0);
+        CHECK_INT(fixture_live_buffers(), 0);
     }
 }
 

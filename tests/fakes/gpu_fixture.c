@@ -156,11 +156,8 @@ bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats
 
 /// Only the cached staging ring remains of a load, and is then freed too.
 bool gpu_is_clean(const gpu_fake *driver) {
-    size_t buffers;
-    uint64_t bytes;
     fst_memory_trim(); // what was dropped is given back by then
-    fst_memory_live(&buffers, &bytes);
-    if (buffers != 0 || driver->get("depth") != 0) return false;
+    if (fixture_live_buffers() != 0 || driver->get("depth") != 0) return false;
     return driver->get("allocations") == 0 && driver->get("locked_bytes") == 0 &&
            driver->get("streams") == 0 && driver->get("events") == 0 &&
            driver->get("overwritten") == 0 && fst_memory_pinned() == 0 &&

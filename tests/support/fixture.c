@@ -205,3 +205,10 @@ const fst_load_tuning *fixture_populate(void) {
     static const fst_load_tuning tuning = {.struct_size = sizeof tuning, .map_populate = 1};
     return &tuning;
 }
+
+size_t fixture_live_buffers(void) {
+    size_t count;
+    fst_memory_live(&count, NULL);
+    for (int i = 0; count > 0 && i < 5000; i++, fst_memory_live(&count, NULL)) usleep(1000);
+    return count;
+}

@@ -42,6 +42,10 @@ int fixture_mapping_has(const void *address, const char *flag);
 /// Bytes of the mapping that holds `address` that are mapped in the process's page tables.
 uint64_t fixture_mapped_bytes(const void *address);
 
+/// Live buffers of the library, waiting for a while until there are none: a thread that maps the
+/// cached pages of views lets go of them soon.
+size_t fixture_live_buffers(void);
+
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
 

@@ -148,7 +148,7 @@ def _placements_of(style: str, name: str, ndim: int) -> Any:
     """
     from torch.distributed.tensor import Replicate, Shard
 
-    is_bias = name.endswith("bias")
+    is_bias = name.rpartition(".")[2] == "bias"
     if style in _EMBEDDINGS:
         return [Shard(_EMBEDDINGS[style])]
     if style in _COLUMNS:

@@ -69,10 +69,7 @@ static int open_descriptors(void) {
 }
 
 static bool nothing_left(int descriptors) {
-    size_t buffers;
-    uint64_t bytes;
-    fst_memory_live(&buffers, &bytes);
-    return buffers == 0 && bytes == 0 && open_descriptors() == descriptors;
+    return fixture_live_buffers() == 0 && open_descriptors() == descriptors;
 }
 
 /// The statuses that a run may return if reads or writes fail.

@@ -90,6 +90,48 @@ static void unload(loaded *load) {
     fst_model_close(load->model);
 }
 
+static pthread_mutex_t program_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool loads_on;
+
+static void lock_program(void) { pthread_mutex_lock(&program_lock); }
+static void unlock_program(void) { pthread_mutex_unlock(&program_lock); }
+
+static void *load_again_and_again(void *failed) {
+    while (atomic_load(&loads_on)) {
+        loaded load;
+        bool is_cached;
+        lock_program();
+        if (load_views(COUNT, (fst_load_options){0}, &load, &is_cached) == FST_OK)
+            unload(&load);
+        else
+            atomic_store((atomic_bool *)failed, true);
+        unlock_program();
+    }
+    return NULL;
+}
+
+/// A program whose own fork handler takes the lock under which it loads. This test is the first
+/// one, because handlers run in the order of their registration.
+TEST(forks_do_not_wait_for_a_load_that_waits_for_them)
+{
+    atomic_bool failed = false;
+    pthread_t thread;
+    long live = fsti_alloc_live();
+    CHECK_INT(pthread_atfork(lock_program, unlock_program, unlock_program), 0);
+    atomic_store(&loads_on, true);
+    CHECK_INT(pthread_create(&thread, NULL, load_again_and_again, &failed), 0);
+    for (int i = 0; i < 200; i++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        CHECK_INT(waitpid(child, &status, 0), child);
+    }
+    atomic_store(&loads_on, false);
+    pthread_join(thread, NULL);
+    CHECK(!atomic_load(&failed));
+    CHECK(is_settled(live));
+}
+
 TEST(cached_pages_are_mapped_in_the_background)
 {
     loaded load;
