@@ -42,8 +42,8 @@ int fixture_mapping_has(const void *address, const char *flag);
 /// Bytes of the mapping that holds `address` that are mapped in the process's page tables.
 uint64_t fixture_mapped_bytes(const void *address);
 
-/// Live buffers of the library, waiting for a while until there are none: a thread that maps the
-/// cached pages of views lets go of them soon.
+/// The number of live buffers of the library. Waits up to five seconds for it to become 0, because
+/// the thread that maps cached pages of views may still hold a reference to the mapping.
 size_t fixture_live_buffers(void);
 
 /// Deterministic pseudo-random numbers.

@@ -249,7 +249,7 @@ TEST(evicted_pages_are_not_read)
     unload(&load);
     CHECK(is_settled(live));
     atomic_store(&looks_evicted, false);
-    if (!is_cached || started == 0) SKIP("the kernel does not tell which pages are cached");
+    if (!is_cached || started == 0) SKIP("the file is not cached");
     CHECK_INT(mapped_bytes, 0);
 }
 
