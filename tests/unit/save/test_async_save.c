@@ -397,6 +397,7 @@ TEST(an_error_that_nobody_asks_for_is_logged)
 
 TEST(a_child_of_fork_has_no_saves)
 {
+    if (CHECK_SANITIZED) SKIP("a sanitizer's allocator may stay locked in the child of a fork");
     fst_staging_pool *pool;
     fst_async_save *save;
     fst_async_options options = async_options_of(FST_STAGE_COPY);
@@ -414,9 +415,6 @@ TEST(a_child_of_fork_has_no_saves)
         fst_async_save_close(save);
         wrong += async_start(fixture_path("child"), &options, &own) != FST_E_UNSUPPORTED;
         fst_staging_close(pool);
-#ifdef __SANITIZE_THREAD__ // it allows no threads after fork()
-        _exit(wrong);
-#endif
         options.pool = NULL;
         wrong += async_start(fixture_path("child"), &options, &own) != FST_OK;
         wrong += own != NULL && fst_async_save_wait(own, -1, NULL) != FST_OK;

@@ -216,6 +216,7 @@ TEST(the_threads_that_read_come_first)
 
 TEST(a_forked_child_frees_its_views)
 {
+    if (CHECK_SANITIZED) SKIP("a sanitizer's allocator may stay locked in the child of a fork");
     long live = fsti_alloc_live();
     for (int i = 0; i < 20; i++) {
         loaded load;
