@@ -34,6 +34,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._base.errors import printable, shown, unknown_tensor
+from ._base.lazy_names import lazy_names
 from ._base.options import check_timeout, is_bool
 from ._base.regular_files import open_regular
 from ._core import Model
@@ -68,20 +69,8 @@ if TYPE_CHECKING:
     from ._ranks.ranks_save import save_on_ranks
 else:
     # Programs that only load do not import what saves, which takes as long as all the rest.
-    def __getattr__(name: str) -> Any:
-        """Import the functions that save on first access."""
-        if name == "save_on_ranks":
-            from ._ranks.ranks_save import save_on_ranks as found
-        elif name == "save_on_ranks_async":
-            from ._ranks.ranks_async import save_on_ranks_async as found
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = found
-        return found
-
-def __dir__() -> list[str]:
-    """List the functions that save, too."""
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_names(__name__, {
+        "save_on_ranks": "_ranks.ranks_save", "save_on_ranks_async": "_ranks.ranks_async"})
 
 __all__ = [
     "Part",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._base.argument_types import Path, Paths
 from ._base.dtypes import WORDS, dtype_word
 from ._base.errors import printable
+from ._base.lazy_names import lazy_names
 from ._base.numpy_installed import numpy as _np
 from ._base.options import check_location, check_names
 from ._base.progress import Progress
@@ -27,15 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]
 
-if not TYPE_CHECKING:
-    def __getattr__(name: str) -> Any:
-        """Import safe_open on first access: programs import it from safetensors' module too."""
-        if name != "safe_open":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from ._loading.open import safe_open as found
-
-        globals()[name] = found
-        return found
+if not TYPE_CHECKING:  # programs import it from safetensors' module too
+    __getattr__, __dir__ = lazy_names(__name__, {"safe_open": "_loading.open"})
 
 
 # Dtypes of arrays by numpy's names, and those that the ml_dtypes package adds.

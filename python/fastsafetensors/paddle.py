@@ -8,6 +8,7 @@ from typing import Any
 
 from ._base.array_api import ArrayApi
 from ._base.numpy_installed import numpy as _np
+from ._loading.open import safe_open as safe_open
 
 try:
     _paddle: Any = importlib.import_module("paddle")  # not this module, which has the same name

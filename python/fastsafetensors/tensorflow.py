@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._base.array_api import ArrayApi
+from ._loading.open import safe_open as safe_open
 
 try:
     import tensorflow as _tf

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._base.argument_types import Path, Paths
 from ._base.dtypes import dtype_word
+from ._base.lazy_names import lazy_names
 from ._base.options import (
     check_load_options,
     check_load_progress,
@@ -53,15 +54,8 @@ __all__ = [
     "storage_size",
 ]
 
-if not TYPE_CHECKING:
-    def __getattr__(name: str) -> Any:
-        """Import safe_open on first access: programs import it from safetensors' module too."""
-        if name != "safe_open":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from ._loading.open import safe_open as found
-
-        globals()[name] = found
-        return found
+if not TYPE_CHECKING:  # programs import it from safetensors' module too
+    __getattr__, __dir__ = lazy_names(__name__, {"safe_open": "_loading.open"})
 
 
 def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> None:

@@ -341,6 +341,7 @@ def test_safe_open_is_also_in_the_framework_modules(torch):
     from fastsafetensors import numpy as our_numpy
     from fastsafetensors import torch as our_torch
 
+    assert "safe_open" in dir(our_torch)
     assert our_torch.safe_open is our_numpy.safe_open is fastsafetensors.safe_open
     with pytest.raises(AttributeError, match="'fastsafetensors.torch' has no attribute 'x'"):
         our_torch.x
