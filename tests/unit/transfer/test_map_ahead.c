@@ -21,6 +21,8 @@
 static int threads_left = -1; ///< threads that can be started; -1: all
 static int threads_started;
 static atomic_bool looks_evicted;
+static atomic_int samples_left = -1; ///< that the thread may take before it waits; -1: all
+static atomic_int samples_taken;
 
 int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context);
@@ -35,18 +37,23 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void
     return __real_pthread_create(out, attributes, run, context);
 }
 
+static void pause_shortly(void) {
+    const struct timespec pause = {.tv_nsec = 2000000};
+    nanosleep(&pause, NULL);
+}
+
 int __real_mincore(void *address, size_t size, unsigned char *flags);
 int __wrap_mincore(void *address, size_t size, unsigned char *flags);
 
 int __wrap_mincore(void *address, size_t size, unsigned char *flags) {
+    if (size == 1 && atomic_load(&samples_left) >= 0) {
+        while (atomic_load(&samples_left) == 0) pause_shortly();
+        atomic_fetch_sub(&samples_left, 1);
+        atomic_fetch_add(&samples_taken, 1);
+    }
     int result = __real_mincore(address, size, flags);
     if (atomic_load(&looks_evicted)) memset(flags, 0, (size + 4095) / 4096);
     return result;
-}
-
-static void pause_shortly(void) {
-    const struct timespec pause = {.tv_nsec = 2000000};
-    nanosleep(&pause, NULL);
 }
 
 /// Whether the threads in the background have freed what they hold, within 20 seconds.
@@ -280,4 +287,66 @@ TEST(files_may_shrink_meanwhile)
         unload(&load);
     }
     CHECK(is_settled(live));
+}
+
+/// A model of two files, each of one tensor of 16 MB. Both are cached.
+static fst_status open_pair(fst_model **out) {
+    const char *paths[2];
+    for (int i = 0; i < 2; i++) {
+        char json[100];
+        const char *name = i == 0 ? "a" : "b";
+        snprintf(json, sizeof json,
+                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[16000000],\"data_offsets\":[0,16000000]}}",
+                 name);
+        paths[i] = fixture_model(name, json, 16000000);
+        fixture_warm(paths[i]);
+    }
+    return fst_model_open_files(paths, 2, NULL, out, NULL);
+}
+
+/// Whether `steps` steps have ended, within 20 seconds. The thread then waits in the next one.
+static bool allow_steps(int steps) {
+    int wanted = atomic_load(&samples_taken) + 4 * steps;
+    atomic_fetch_add(&samples_left, 4 * steps);
+    for (int i = 0; i < 10000 && atomic_load(&samples_taken) < wanted; i++) pause_shortly();
+    return atomic_load(&samples_taken) == wanted;
+}
+
+static bool is_mapped(const void *address) {
+    unsigned char flag;
+    uintptr_t page = (uintptr_t)address / 4096 * 4096;
+    return __real_mincore((void *)page, 4096, &flag) == 0;
+}
+
+/// A file's memory is freed with its last tensor, while the pages of another file are mapped.
+TEST(mappings_are_released_in_any_order)
+{
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensors[2];
+    fst_tensor_view views[2] = {FST_STRUCT_INIT(fst_tensor_view), FST_STRUCT_INIT(fst_tensor_view)};
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    long live = fsti_alloc_live();
+    options.mode = FST_MODE_MAP;
+    threads_started = 0;
+    atomic_store(&samples_left, 0);
+    CHECK_INT(open_pair(&model), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_INT(fst_loader_tensor_at(loader, i, -1, &tensors[i], NULL), FST_OK);
+        CHECK_INT(fst_tensor_view_get(tensors[i], &views[i], NULL), FST_OK);
+    }
+    fst_loader_close(loader);
+    fst_model_close(model);
+    bool is_used = threads_started > 0 && allow_steps(1);
+    fst_tensor_unref(tensors[1]);
+    bool was_released = !is_used || (allow_steps(2) && !is_mapped(views[1].data));
+    bool is_other_mapped = is_mapped(views[0].data);
+    fst_tensor_unref(tensors[0]);
+    atomic_store(&samples_left, 1000000);
+    CHECK(is_settled(live));
+    atomic_store(&samples_left, -1);
+    if (!is_used) SKIP("the files are not cached");
+    CHECK(was_released);
+    CHECK(is_other_mapped);
 }
