@@ -244,7 +244,9 @@ static int load_once(fst_model *model, load_request *request) {
     if (status != FST_OK) return fail_load(request, &error);
     if (stats.tensor_count == 0 && request->options.glob_count > 0)
         return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches");
-    if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)
+    // Bytes that another process shares may be converted, which the statistics do not count.
+    if (request->options.convert && stats.bytes_converted + stats.shared_bytes == 0 &&
+        stats.bytes_requested > 0)
         cli_say_unconverted(request->options.dtype);
     if (cli_wants_json())
         print_json(model, &stats, seconds);

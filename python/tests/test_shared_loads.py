@@ -207,6 +207,16 @@ def test_arguments_without_effect_are_refused(path: pathlib.Path, torch: Any) ->
         fst_torch.open_stream(path, share="node", memory="64MiB")
 
 
+def test_command_says_nothing_of_bytes_that_were_converted_before(
+    path: pathlib.Path, folder: pathlib.Path, command: str
+) -> None:
+    words = [command, "load", "--share", "node", "--share-grace", "60", "--dtype", "BF16"]
+    for _ in range(2):
+        done = subprocess.run([*words, str(path)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+    assert len(segments(folder)) == 1
+
+
 def test_command_lists_pins_and_drops(
     path: pathlib.Path, folder: pathlib.Path, command: str
 ) -> None:

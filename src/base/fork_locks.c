@@ -3,6 +3,7 @@
 /// held them do not exist there, and does not share its parent's locks of files.
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -19,8 +20,8 @@ static pthread_mutex_t *last_locks[LAST_LOCK_COUNT_MAX]; ///< taken after the ot
 static size_t last_lock_count;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; ///< taken after all others
-static int locked_files[FSTI_LOCKED_FILES_MAX];                ///< descriptors
-static size_t locked_file_count;
+static int *locked_files;                                      ///< descriptors
+static size_t locked_file_count, locked_file_capacity;
 static uint64_t fork_count;
 
 static void take_locks(void) {
@@ -70,18 +71,27 @@ static void unlock_all(void) {
     if (!fsti_library_is_loading()) release_locks();
 }
 
+static void free_file_list(void) {
+    fsti_free(locked_files);
+    locked_files = NULL;
+    locked_file_count = locked_file_capacity = 0;
+}
+
 /// A lock belongs to the open file (flock(2)), which the child shares: it would keep the lock when
 /// this process is killed.
 static void unlock_in_child(void) {
     if (fsti_library_is_loading()) return; // that child runs a program, which closes them
     for (size_t i = 0; i < locked_file_count; i++) close(locked_files[i]);
-    locked_file_count = 0;
+    free_file_list();
     unlock_all();
 }
 
 /// When the library is loaded, before a program's own constructors use it: a fork must also find
-/// the lock of library.c, which is not registered.
+/// the lock of library.c, which is not registered. The allocator comes first. It may register its
+/// handlers on first use (jemalloc), and those of the first one are the last to take locks: threads
+/// allocate while they hold locks of this library.
 __attribute__((constructor(101))) static void register_handlers(void) {
+    fsti_free(fsti_alloc_zeroed(1, 1));
     pthread_atfork(lock_all, unlock_all, unlock_in_child);
 }
 
@@ -107,44 +117,75 @@ static uint64_t count_forks(void) {
     return count;
 }
 
-/// Adds a descriptor that was opened after `forks` forks. Returns 0, ENOLCK if the list is full, or
-/// EAGAIN if a child was forked since and has it, too.
-static int list_file(int fd, uint64_t forks) {
-    int failure = 0;
-    pthread_mutex_lock(&files_lock);
-    if (fork_count != forks)
-        failure = EAGAIN;
-    else if (locked_file_count == FSTI_LOCKED_FILES_MAX)
-        failure = ENOLCK;
-    else
-        locked_files[locked_file_count++] = fd;
-    pthread_mutex_unlock(&files_lock);
-    return failure;
+/// Adds a descriptor. The caller has the lock. Returns 0 or ENOMEM.
+static int list_file(int fd) {
+    void *files = locked_files;
+    bool has_room = fsti_array_reserve(&files, &locked_file_capacity, locked_file_count,
+                                       sizeof *locked_files, INT_MAX);
+    locked_files = files;
+    if (has_room) locked_files[locked_file_count++] = fd;
+    return has_room ? 0 : ENOMEM;
 }
 
 int fsti_lockable_open(const char *path, int flags) {
     for (;;) {
         uint64_t forks = count_forks();
         int fd = open(path, flags | O_CLOEXEC, 0666);
-        int failure = fd < 0 ? errno : list_file(fd, forks);
+        if (fd < 0) return -1;
+        pthread_mutex_lock(&files_lock);
+        // A child that was forked meanwhile has it, too.
+        int failure = fork_count != forks ? EAGAIN : list_file(fd);
+        pthread_mutex_unlock(&files_lock);
         if (failure == 0) return fd;
-        if (fd >= 0) close(fd);
+        close(fd);
         errno = failure;
-        if (fd < 0 || failure != EAGAIN) return -1;
+        if (failure != EAGAIN) return -1;
     }
+}
+
+int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mode) {
+    pthread_mutex_lock(&files_lock);
+    int fd = openat(folder_fd, name, flags | O_CLOEXEC, mode);
+    int failure = fd < 0 ? errno : list_file(fd);
+    if (fd >= 0 && failure != 0) close(fd);
+    pthread_mutex_unlock(&files_lock);
+    errno = failure;
+    return failure == 0 ? fd : -1;
 }
 
 int fsti_lockable_lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; }
 
+/// The place of a descriptor in the list. The caller has the lock.
+static size_t find_file(int fd) {
+    size_t i = 0;
+    while (i < locked_file_count && locked_files[i] != fd) i++;
+    return i;
+}
+
+/// The caller has the lock.
+static void unlist_file(int fd) {
+    size_t i = find_file(fd);
+    if (i == locked_file_count) return;
+    locked_files[i] = locked_files[--locked_file_count];
+    if (locked_file_count == 0) free_file_list();
+}
+
 void fsti_lockable_close(int fd) {
-    bool is_listed = false;
     pthread_mutex_lock(&files_lock);
-    for (size_t i = 0; i < locked_file_count && !is_listed; i++) {
-        is_listed = locked_files[i] == fd;
-        if (is_listed) locked_files[i] = locked_files[--locked_file_count];
-    }
+    bool is_listed = find_file(fd) < locked_file_count;
     pthread_mutex_unlock(&files_lock);
     if (!is_listed) return;   // in a child: it is closed, and its number may be another file's
-    (void)flock(fd, LOCK_UN); // explicitly, for a child that was forked since
+    (void)flock(fd, LOCK_UN); // explicitly, for copies that were made by other means than fork()
+    // Closed under the lock, so that no child that is forked meanwhile keeps the descriptor.
+    pthread_mutex_lock(&files_lock);
+    unlist_file(fd);
     close(fd);
+    pthread_mutex_unlock(&files_lock);
+}
+
+void fsti_lockable_close_folder(DIR *folder) {
+    pthread_mutex_lock(&files_lock);
+    unlist_file(dirfd(folder));
+    closedir(folder);
+    pthread_mutex_unlock(&files_lock);
 }

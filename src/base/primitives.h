@@ -7,12 +7,14 @@
 #ifndef FSTI_PRIMITIVES_H
 #define FSTI_PRIMITIVES_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "fastsafetensors/base.h"
@@ -168,17 +170,20 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
-/// How many files a process can have open for locks.
-#define FSTI_LOCKED_FILES_MAX 1024
 /// Opens a file that will be locked, as open(2) does, with O_CLOEXEC and mode 0666. A child of
-/// fork() never has it: its copy of the descriptor is closed, because it would share the lock.
-/// Returns -1 and sets errno.
+/// fork() does not have the file: its copy of the descriptor is closed, because it would share the
+/// lock. Returns -1 and sets errno.
 int fsti_lockable_open(const char *path, int flags);
+/// The same, as openat(2), for local file systems: a fork() waits meanwhile, so that no child has
+/// the descriptor at all.
+int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mode);
 /// Locks it (flock(2), exclusive), without waiting. Returns 0 or an errno: EWOULDBLOCK if another
 /// open file has the lock.
 int fsti_lockable_lock(int fd);
 /// Unlocks and closes it. In a child, nothing is left to do.
 void fsti_lockable_close(int fd);
+/// Closes a folder whose descriptor is of fsti_lockable_open().
+void fsti_lockable_close_folder(DIR *folder);
 /// Like fsti_fork_lock(), for the few locks that may be taken while any other is held, and under
 /// which no other is taken. Call it once for each.
 void fsti_fork_last_lock(void *mutex);
@@ -201,7 +206,8 @@ uint64_t fsti_memory_available(void);
 uint64_t fsti_memory_left(void);
 /// Memory and swap of the machine; UINT64_MAX: unknown.
 uint64_t fsti_memory_total(void);
-/// Remaining address space (RLIMIT_AS); UINT64_MAX: unlimited or unknown.
+/// Remaining address space and writable memory (RLIMIT_AS, RLIMIT_DATA): the smaller one.
+/// UINT64_MAX: unlimited or unknown.
 uint64_t fsti_address_space_left(void);
 /// The largest file that this process may write, or UINT64_MAX. Writing more sends SIGXFSZ.
 uint64_t fsti_file_size_max(void);

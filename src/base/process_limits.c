@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Limits of this process: its address space (ulimit -v) and the size of its files (ulimit -f).
+/// Limits of this process: its address space (ulimit -v), its writable memory (ulimit -d) and the
+/// size of its files (ulimit -f).
 #include <sys/resource.h>
 
 #include "primitives.h"
 
-uint64_t fsti_address_space_left(void) {
+/// What is left of a limit. `use`: the line of /proc/self/status that has its use.
+static uint64_t left_of(int resource, const char *use) {
     struct rlimit limit;
     uint64_t kib;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
-    if (!fsti_proc_number("/proc/self/status", "VmSize:", &kib)) return UINT64_MAX;
+    if (getrlimit((__rlimit_resource_t)resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        !fsti_proc_number("/proc/self/status", use, &kib))
+        return UINT64_MAX;
     return limit.rlim_cur - fsti_min(kib * 1024, limit.rlim_cur);
+}
+
+uint64_t fsti_address_space_left(void) {
+    return fsti_min(left_of(RLIMIT_AS, "VmSize:"), left_of(RLIMIT_DATA, "VmData:"));
 }
 
 uint64_t fsti_file_size_max(void) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What identifies a version of a file, as text.
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -72,4 +74,33 @@ bool fsti_file_version_text(const fsti_file *file, char *out, size_t size) {
                  (uintmax_t)stamp.st_ino, (intmax_t)stamp.st_size, (intmax_t)stamp.st_mtim.tv_sec,
                  stamp.st_mtim.tv_nsec, (intmax_t)stamp.st_ctim.tv_sec, stamp.st_ctim.tv_nsec);
     return used > 0 && (size_t)used < size;
+}
+
+/// fcntl(2): a read lease is refused if the file is open for writing, which includes a mapping.
+/// A process that opens it for writing in this moment waits until the lease is given back, and the
+/// kernel sends a signal: to this thread alone, and one that is ignored by default.
+static bool is_lease_refused(int fd) {
+    struct f_owner_ex owner = {.type = F_OWNER_TID, .pid = (pid_t)syscall(SYS_gettid)};
+    sigset_t signals, before;
+    if (fcntl(fd, F_SETOWN_EX, &owner) != 0 || fcntl(fd, F_SETSIG, SIGURG) != 0) return false;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGURG);
+    pthread_sigmask(SIG_BLOCK, &signals, &before);
+    bool is_refused = fcntl(fd, F_SETLEASE, F_RDLCK) != 0 && errno == EAGAIN;
+    if (!is_refused) (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_refused;
+}
+
+bool fsti_file_has_writer(fsti_file *file) {
+    const fsti_file *stored = file->derivation.origin != NULL ? file->derivation.origin : file;
+    char path[40];
+    if (stored->object != NULL || fsti_file_is_distant(file)) return false;
+    // A separate open file, because the program may use the descriptor, too.
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fsti_file_identity(file));
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return false;
+    bool has_writer = is_lease_refused(fd);
+    close(fd);
+    return has_writer;
 }

@@ -94,6 +94,10 @@ int64_t fsti_file_read_direct(fsti_file *file, void *target, size_t size, uint64
 /// system, inode, size and times, and the mount if the times are whole seconds. For a remote object
 /// its address and version, which may contain secrets. False if nothing does, or it is too long.
 bool fsti_file_version_text(const fsti_file *file, char *out, size_t size);
+/// Whether a process has the file open for writing, or mapped for it: its bytes may change before
+/// its times do, or after. False if that is unknown: the file is remote, or another user's and this
+/// process is not privileged.
+bool fsti_file_has_writer(fsti_file *file);
 /// System calls made by fsti_file_read() on the file.
 uint32_t fsti_file_read_count(const fsti_file *file);
 

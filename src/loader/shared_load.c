@@ -110,8 +110,11 @@ static bool make_key(const fst_loader *loader, key_text *key, char *why, size_t 
                              plan->chunk_count},
                 4);
     for (size_t i = 0; i < loader->model->file_count; i++) {
-        if (add_file(key, &loader->files[i])) continue;
-        snprintf(why, why_size, "nothing identifies the version of a file");
+        bool has_writer = fsti_file_has_writer(loader->files[i].file);
+        if (!has_writer && add_file(key, &loader->files[i])) continue;
+        snprintf(why, why_size, "%s",
+                 has_writer ? "a process has a file open for writing"
+                            : "nothing identifies the version of a file");
         return false;
     }
     add_items(key, loader);

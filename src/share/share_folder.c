@@ -12,9 +12,7 @@
 #include "share_private.h"
 
 static const char lock_name[] = "lock";
-/// How long other processes may keep the folder locked: they list it and make small files.
-#define LOCK_TRIES 2500u
-#define LOCK_PAUSE_NS 2000000
+#define LOCK_PAUSE_MS 2
 
 int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t why_size) {
     char path[SHARE_PATH_BYTES];
@@ -22,7 +20,8 @@ int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t 
     fsti_path_trim(path);
     if (is_wanted) (void)mkdir(path, S_IRWXU);
     // A link could lead to a folder that another user controls.
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), failure = errno;
+    int fd = fsti_lockable_open_at(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    int failure = errno;
     struct stat stamp;
     if (fd < 0) {
         snprintf(why, why_size, "the folder for shared segments cannot be opened: %s",
@@ -33,27 +32,48 @@ int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t 
     bool is_own = fstat(fd, &stamp) == 0 && stamp.st_uid == geteuid() &&
                   (stamp.st_mode & (S_IRWXG | S_IRWXO)) == 0;
     if (is_own) return fd;
-    close(fd);
+    fsti_lockable_close(fd);
     snprintf(why, why_size,
              "the folder for shared segments is open to other users, or another user owns it");
     errno = EACCES;
     return -1;
 }
 
-int fsti_share_folder_lock(int folder_fd) {
-    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
-    int fd =
-        openat(folder_fd, lock_name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+static bool is_private_file(const struct stat *stamp) {
+    return S_ISREG(stamp->st_mode) && stamp->st_uid == geteuid() &&
+           (stamp->st_mode & (S_IRWXG | S_IRWXO)) == 0 && stamp->st_nlink == 1;
+}
+
+/// Opens the file that is locked, which the user alone can open. -1 with errno.
+static int open_lock(int folder_fd) {
+    struct stat stamp;
+    int fd = fsti_lockable_open_at(folder_fd, lock_name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK,
+                                   S_IRUSR | S_IWUSR);
+    if (fd < 0 || (fstat(fd, &stamp) == 0 && is_private_file(&stamp))) return fd;
+    fsti_lockable_close(fd);
+    errno = EACCES;
+    return -1;
+}
+
+int fsti_share_folder_lock(int folder_fd, unsigned wait_ms) {
+    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_MS * 1000000};
+    int fd = open_lock(folder_fd);
     if (fd < 0) return -1;
-    for (unsigned i = 0; i < LOCK_TRIES; i++) {
+    for (unsigned waited_ms = 0; waited_ms <= wait_ms; waited_ms += LOCK_PAUSE_MS) {
         if (fsti_share_set_lock(fd, F_WRLCK, 0, 1)) return fd;
         if (errno != EAGAIN && errno != EACCES) break;
         nanosleep(&pause, NULL);
     }
     int failure = errno;
-    close(fd);
+    fsti_lockable_close(fd);
     errno = failure;
     return -1;
+}
+
+void fsti_share_folder_unlock(int lock_fd) {
+    // Explicitly, because a process that was started without fork() handlers may have a copy.
+    (void)fsti_share_set_lock(lock_fd, F_UNLCK, 0, 1);
+    fsti_lockable_close(lock_fd);
 }
 
 void fsti_share_folder_remove(int folder_fd, const char *name) {
@@ -62,19 +82,14 @@ void fsti_share_folder_remove(int folder_fd, const char *name) {
 
 uint64_t fsti_share_memory_of(const struct stat *stamp) { return (uint64_t)stamp->st_blocks * 512; }
 
-static bool is_private_file(const struct stat *stamp) {
-    return S_ISREG(stamp->st_mode) && stamp->st_uid == geteuid() &&
-           (stamp->st_mode & (S_IRWXG | S_IRWXO)) == 0 && stamp->st_nlink == 1;
-}
-
 bool fsti_share_file_open(int folder_fd, const char *name, share_file *out) {
     *out = (share_file){.fd = -1};
     snprintf(out->name, sizeof out->name, "%s", name);
     // O_NONBLOCK: opening a FIFO or a device must not wait.
-    int fd = openat(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = fsti_lockable_open_at(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK, 0);
     if (fd < 0) return false;
     if (fstat(fd, &out->stamp) != 0 || !is_private_file(&out->stamp)) {
-        close(fd);
+        fsti_lockable_close(fd);
         errno = EACCES;
         return false;
     }
@@ -96,11 +111,11 @@ static bool is_segment_name(const char *name) {
 }
 
 int fsti_share_folder_visit(int folder_fd, share_file_visitor visit, void *context) {
-    int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = fsti_lockable_open_at(folder_fd, ".", O_RDONLY | O_DIRECTORY, 0);
     DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
     if (folder == NULL) {
         int failure = errno;
-        if (fd >= 0) close(fd);
+        if (fd >= 0) fsti_lockable_close(fd);
         return failure;
     }
     const struct dirent *entry;
@@ -110,9 +125,9 @@ int fsti_share_folder_visit(int folder_fd, share_file_visitor visit, void *conte
         if (!fsti_share_file_open(folder_fd, entry->d_name, &file)) continue;
         // The user may have named a folder with other files, whose names may look the same.
         if (file.has_magic) visit(context, &file);
-        close(file.fd);
+        fsti_lockable_close(file.fd);
     }
-    closedir(folder);
+    fsti_lockable_close_folder(folder);
     return 0;
 }
 

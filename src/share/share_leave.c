@@ -2,7 +2,6 @@
 /// The end of the use of a segment.
 #include <fcntl.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "share_private.h"
 
@@ -15,9 +14,13 @@ static bool has_name(const fsti_share *share) {
            named.st_ino == own.st_ino;
 }
 
+/// How long the end of a use may wait for another process: tensors are freed while others wait,
+/// such as all threads of a Python program.
+#define LEAVE_WAIT_MS 200u
+
 // If the folder cannot be locked, a later load removes the segment.
 void fsti_share_leave(fsti_share *share) {
-    int lock_fd = fsti_share_folder_lock(share->folder_fd);
+    int lock_fd = fsti_share_folder_lock(share->folder_fd, LEAVE_WAIT_MS);
     atomic_store(&share->control->used_s, (long long)time(NULL));
     if (lock_fd < 0) return;
     bool is_last = fsti_share_set_lock(share->lock_fd, F_WRLCK, SHARE_USERS_AT, 1);
@@ -27,5 +30,5 @@ void fsti_share_leave(fsti_share *share) {
         fsti_share_folder_remove(share->folder_fd, share->name);
     // Another process must not find the lock of this one once the folder is unlocked.
     (void)fsti_share_set_lock(share->lock_fd, F_UNLCK, SHARE_USERS_AT, 1);
-    close(lock_fd);
+    fsti_share_folder_unlock(lock_fd);
 }

@@ -27,16 +27,16 @@ static fst_status lock_folder(const char *path, locked_folder *out, fst_error *e
     if (out->folder_fd < 0)
         return fsti_error_set(error, errno == EACCES ? FST_E_PERMISSION : FST_E_IO, location, "%s",
                               why);
-    out->lock_fd = fsti_share_folder_lock(out->folder_fd);
+    out->lock_fd = fsti_share_folder_lock(out->folder_fd, SHARE_LOCK_WAIT_MS);
     if (out->lock_fd >= 0) return FST_OK;
     int failure = errno;
-    close(out->folder_fd);
+    fsti_lockable_close(out->folder_fd);
     return fsti_error_errno(error, failure, out->settings.folder, "locking the folder of segments");
 }
 
 static void unlock_folder(const locked_folder *folder) {
-    if (folder->lock_fd >= 0) close(folder->lock_fd);
-    if (folder->folder_fd >= 0) close(folder->folder_fd);
+    if (folder->lock_fd >= 0) fsti_share_folder_unlock(folder->lock_fd);
+    if (folder->folder_fd >= 0) fsti_lockable_close(folder->folder_fd);
 }
 
 /// The segments whose names begin with `prefix`.
@@ -159,7 +159,7 @@ static fst_status set_pin(const locked_folder *folder, const char *name, bool is
         return fsti_error_errno(error, errno, folder->settings.folder, "opening a segment");
     ssize_t written = pwrite(file.fd, &pin, sizeof pin, offsetof(share_header, is_pinned));
     int failure = errno;
-    close(file.fd);
+    fsti_lockable_close(file.fd);
     if (written == (ssize_t)sizeof pin) return FST_OK;
     return fsti_error_errno(error, failure, folder->settings.folder, "writing a segment");
 }

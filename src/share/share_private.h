@@ -45,8 +45,8 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2 &&
 
 struct fsti_share {
     fsti_refcount refs;
-    // Descriptors are -1 in a forked child. A mapping keeps its open file, and the locks of that,
-    // alive in a child, so locks are on an open file that is never mapped.
+    // Descriptors of fsti_lockable_open_at(), -1 in a forked child. A mapping keeps its open file,
+    // and the locks of that, alive in a child, so locks are on an open file that is never mapped.
     int lock_fd, data_fd;
     int folder_fd;
     pid_t owner; ///< the process that opened it
@@ -85,14 +85,18 @@ bool fsti_share_settings(const char *folder, share_settings *out, char *why, siz
 /// Opens the folder, and creates it if `is_wanted`. Returns -1, with errno and the reason in `why`,
 /// if it does not exist or other users can access it.
 int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t why_size);
-/// Locks the folder against other processes and loads. Returns the lock's descriptor, to be closed,
-/// or -1 after some seconds.
-int fsti_share_folder_lock(int folder_fd);
+/// How long a load waits for other processes that have locked the folder: they list it and make
+/// small files.
+#define SHARE_LOCK_WAIT_MS 5000u
+/// Locks the folder against other processes and loads. Returns the lock's descriptor for
+/// fsti_share_folder_unlock(), or -1 with errno: EAGAIN after `wait_ms`.
+int fsti_share_folder_lock(int folder_fd, unsigned wait_ms);
+void fsti_share_folder_unlock(int lock_fd);
 
 /// A segment's file in the folder, which is locked.
 typedef struct share_file {
     char name[SHARE_NAME_BYTES];
-    int fd;
+    int fd; ///< of fsti_lockable_open_at()
     struct stat stamp;
     share_header head;   ///< a copy
     bool has_magic;      ///< a segment, maybe a damaged one; other files are left alone

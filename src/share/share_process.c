@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The list of segments that this process has open, for its handlers of fork() and exit().
 ///
-/// A forked child closes their descriptors: the locks belong to the open file description, which
-/// the child inherits, and would outlive the parent. The child keeps its mappings, so tensors stay
-/// valid there. Programs often end without freeing their tensors, so the end of the process leaves
-/// the segments too; mappings stay until the process is gone.
+/// A forked child has no descriptors of segments (fsti_lockable_open_at()): the locks belong to the
+/// open file description, which the child would share and keep. It keeps its mappings, so tensors
+/// stay valid there. Programs often end without freeing their tensors, so the end of the process
+/// leaves the segments too; mappings stay until the process is gone.
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "share_private.h"
 
@@ -15,13 +14,9 @@ static fsti_share *list;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
 /// The list is consistent, because fork() took its lock before the copy (fsti_fork_lock()).
-static void close_in_child(void) {
-    for (fsti_share *share = list; share != NULL; share = share->next) {
-        close(share->lock_fd);
-        close(share->data_fd);
-        close(share->folder_fd);
+static void forget_in_child(void) {
+    for (fsti_share *share = list; share != NULL; share = share->next)
         share->lock_fd = share->data_fd = share->folder_fd = -1;
-    }
     list = NULL;
 }
 
@@ -32,7 +27,7 @@ static void leave_at_exit(void) {
 }
 
 static void register_handlers(void) {
-    pthread_atfork(NULL, NULL, close_in_child);
+    pthread_atfork(NULL, NULL, forget_in_child);
     (void)atexit(leave_at_exit); // if this fails, the next load removes what is left
 }
 

@@ -39,10 +39,10 @@ static bool lay_out(fsti_share *share, const fsti_share_request *request, share_
            request->batch_count <= SHARE_CHUNK_COUNT_MAX;
 }
 
-/// Whether the file still has memory for all reserved batches. A file that was truncated and
-/// extended again has holes, which read as zeros.
+/// Whether the file still has memory for the control pages and all reserved batches. A file that
+/// was truncated and extended again has holes, which read as zeros.
 static bool has_its_memory(const fsti_share *share) {
-    uint64_t bytes = 0;
+    uint64_t bytes = share->batch_at[0];
     struct stat stamp;
     for (uint32_t i = 0; i < share->batch_count; i++)
         if (fsti_share_is_reserved(share, i)) bytes += share->batch_at[i + 1] - share->batch_at[i];
@@ -54,7 +54,7 @@ static bool has_its_memory(const fsti_share *share) {
 /// Opens the file of lock_fd a second time, for its memory, and maps the header. The folder is
 /// locked, so the name is still that of the file.
 static bool map_control(fsti_share *share, uint64_t control_bytes) {
-    share->data_fd = openat(share->folder_fd, share->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    share->data_fd = fsti_lockable_open_at(share->folder_fd, share->name, O_RDWR | O_NOFOLLOW, 0);
     if (share->data_fd < 0) return false;
     // Touching a page that the full file system has no memory for would raise SIGBUS.
     if (fallocate(share->data_fd, 0, 0, (off_t)control_bytes) != 0) return false;
@@ -69,8 +69,8 @@ static void close_file(fsti_share *share) {
     int failure = errno;
     if (share->control != NULL) munmap(share->control, share->batch_at[0]);
     share->control = NULL;
-    close(share->lock_fd);
-    if (share->data_fd >= 0) close(share->data_fd);
+    fsti_lockable_close(share->lock_fd);
+    if (share->data_fd >= 0) fsti_lockable_close(share->data_fd);
     share->lock_fd = share->data_fd = -1;
     errno = failure;
 }
@@ -103,7 +103,7 @@ static found_file use_file(fsti_share *share, const share_header *head) {
         return errno == ENOENT ? FILE_ABSENT : FILE_REFUSED;
     // An empty file is left by a process that was killed while it created the segment.
     if (!file.has_magic && file.stamp.st_size != 0) {
-        close(file.fd);
+        fsti_lockable_close(file.fd);
         errno = EEXIST; // a file of another program
         return FILE_REFUSED;
     }
@@ -125,8 +125,8 @@ static bool make_file(fsti_share *share, const share_header *head) {
         errno = EFBIG;
         return false;
     }
-    share->lock_fd = openat(share->folder_fd, share->name,
-                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    share->lock_fd = fsti_lockable_open_at(
+        share->folder_fd, share->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, S_IRUSR | S_IWUSR);
     if (share->lock_fd < 0) return false;
     // The header first, so that the file is known as a segment if this process is killed now.
     if (pwrite(share->lock_fd, head, sizeof *head, 0) == (ssize_t)sizeof *head &&
@@ -165,9 +165,9 @@ static void free_share(fsti_share *share) {
     if (share->control != NULL) munmap(share->control, share->batch_at[0]);
     if (share->shared != NULL) // only in a forked child; the owner has unmapped it
         munmap(share->shared, share->file_bytes - share->batch_at[0]);
-    if (share->lock_fd >= 0) close(share->lock_fd);
-    if (share->data_fd >= 0) close(share->data_fd);
-    if (share->folder_fd >= 0) close(share->folder_fd);
+    if (share->lock_fd >= 0) fsti_lockable_close(share->lock_fd);
+    if (share->data_fd >= 0) fsti_lockable_close(share->data_fd);
+    if (share->folder_fd >= 0) fsti_lockable_close(share->folder_fd);
     pthread_mutex_destroy(&share->lock);
     fsti_free(share->batch_at);
     fsti_free(share);
@@ -204,7 +204,7 @@ static bool open_locked(fsti_share *share, const fsti_share_request *request,
     }
     share->folder_fd = fsti_share_folder_open(settings->folder, true, why, why_size);
     if (share->folder_fd < 0) return false;
-    int lock_fd = fsti_share_folder_lock(share->folder_fd);
+    int lock_fd = fsti_share_folder_lock(share->folder_fd, SHARE_LOCK_WAIT_MS);
     if (lock_fd < 0) {
         snprintf(why, why_size, "the folder for shared segments cannot be locked: %s",
                  strerror(errno));
@@ -212,7 +212,7 @@ static bool open_locked(fsti_share *share, const fsti_share_request *request,
     }
     bool is_open = find_file(share, &head, settings->bytes_max, why, why_size);
     if (is_open) note_use(share);
-    close(lock_fd);
+    fsti_share_folder_unlock(lock_fd);
     return is_open;
 }
 

@@ -7,6 +7,7 @@
 #include <fastsafetensors.h>
 #include <fastsafetensors/experimental.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -250,6 +251,39 @@ TEST(a_changed_file_is_a_new_segment)
     CHECK_INT(load_all(&options, &load), 0);
     CHECK_INT(load.stats.bytes_read, MODEL_BYTES);
     release_all(&load);
+    CHECK_INT(fst_segment_drop(NULL, NULL, NULL, NULL), FST_OK);
+}
+
+/// A large write() changes the times first and the bytes later, and a store through a mapping
+/// changes the times only if its page was clean.
+TEST(files_that_are_open_for_writing_are_not_shared)
+{
+    const char *folder = use_folder("written");
+    fst_load_options options = shared_options();
+    loaded load;
+    options.share_grace_s = 100;
+    int fd = open(fixture_path("tensors"), O_RDWR);
+    CHECK(fd >= 0);
+    CHECK_INT(load_all(&options, &load), 0);
+    CHECK_CONTAINS(load.stats.reason, "in memory of this process: a process has a file open for");
+    CHECK_INT(count_segments(folder), 0);
+    release_all(&load);
+    void *mapping = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(mapping != MAP_FAILED);
+    close(fd);
+    CHECK_INT(load_all(&options, &load), 0);
+    CHECK_CONTAINS(load.stats.reason, "a process has a file open for writing");
+    release_all(&load);
+    CHECK_INT(munmap(mapping, 4096), 0);
+    CHECK_INT(load_all(&options, &load), 0);
+    CHECK_INT(count_segments(folder), 1);
+    release_all(&load);
+    // A segment that others may go on using is no use while the file is changed.
+    fd = open(fixture_path("tensors"), O_RDWR);
+    CHECK_INT(load_all(&options, &load), 0);
+    CHECK_INT(load.stats.bytes_read, MODEL_BYTES);
+    release_all(&load);
+    close(fd);
     CHECK_INT(fst_segment_drop(NULL, NULL, NULL, NULL), FST_OK);
 }
 

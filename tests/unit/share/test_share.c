@@ -13,66 +13,7 @@
 
 #include "check.h"
 #include "fixture.h"
-#include "share/share_private.h"
-
-#define BATCH_COUNT 3u
-#define CHUNK_COUNT 6u
-#define BATCH_BYTES ((uint64_t)100000)
-
-static const uint64_t batch_bytes[BATCH_COUNT] = {BATCH_BYTES, BATCH_BYTES, BATCH_BYTES};
-static char why[160];
-
-/// Sets an empty folder for the segments of a test.
-static const char *use_folder(const char *name) {
-    const char *path = fixture_path(name);
-    setenv("FASTSAFETENSORS_SHARE_DIR", path, 1);
-    unsetenv("FASTSAFETENSORS_SHARE_GRACE");
-    unsetenv("FASTSAFETENSORS_SHARE_MAX");
-    return path;
-}
-
-static fsti_share *open_with_grace(const char *key, uint32_t grace_s) {
-    const fsti_share_request request = {.key = key,
-                                        .key_bytes = strlen(key),
-                                        .label = "model",
-                                        .batch_bytes = batch_bytes,
-                                        .batch_count = BATCH_COUNT,
-                                        .chunk_count = CHUNK_COUNT,
-                                        .grace_s = grace_s};
-    why[0] = '\0';
-    return fsti_share_open(&request, why, sizeof why);
-}
-
-static fsti_share *open_share(const char *key) { return open_with_grace(key, 0); }
-
-/// Reserves and finishes everything.
-static void fill(fsti_share *share) {
-    for (uint32_t i = 0; i < BATCH_COUNT; i++) {
-        if (!fsti_share_reserve(share, i)) abort();
-        memset(fsti_share_map_shared(share, i), (int)i + 1, BATCH_BYTES);
-    }
-    for (uint32_t i = 0; i < CHUNK_COUNT; i++)
-        if (fsti_share_claim(share, i) == FSTI_SHARE_CLAIMED) fsti_share_finish(share, i);
-}
-
-typedef struct visited_segments {
-    size_t count;
-    fst_segment last;
-    char name[SHARE_NAME_BYTES];
-} visited_segments;
-
-static void add_segment(void *context, const fst_segment *segment) {
-    visited_segments *all = context;
-    all->count++;
-    all->last = *segment;
-    snprintf(all->name, sizeof all->name, "%s", segment->name);
-}
-
-static visited_segments list_all(void) {
-    visited_segments all = {.count = 0};
-    if (fsti_share_visit(NULL, add_segment, &all, NULL) != FST_OK) abort();
-    return all;
-}
+#include "share_fixture.h"
 
 /// Runs `work` in a child and returns its result.
 static int in_child(int (*work)(void)) {
@@ -389,6 +330,11 @@ TEST(damaged_segments_are_replaced)
     CHECK_INT(ftruncate(fd, stamp.st_size), 0);
     CHECK_INT(finds_whole(), 0);
     close(fd);
+    // Two pages less, as many as the header and the states have.
+    fd = make_kept(folder, path);
+    CHECK_INT(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 65536, 8192), 0);
+    CHECK_INT(finds_whole(), 0);
+    close(fd);
     // A changed header.
     for (size_t at = 0; at < offsetof(share_header, is_pinned); at += 7) {
         char byte;
@@ -581,7 +527,7 @@ TEST(every_allocation_may_fail)
         fsti_alloc_fail_after(i);
         fsti_share *share = open_share("a");
         fsti_alloc_fail_after(-1);
-        if (share == NULL) CHECK_TEXT(why, "out of memory");
+        if (share == NULL) CHECK(strstr(why, "memory") != NULL);
         fsti_share_unref(share);
         CHECK_INT(list_all().count, 0);
     }

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,8 +22,8 @@
 static int threads_left = -1; ///< threads that can be started; -1: all
 static int threads_started;
 static atomic_bool looks_evicted;
-static atomic_int samples_left = -1; ///< that the thread may take before it waits; -1: all
-static atomic_int samples_taken;
+static atomic_int calls_left = -1; ///< of getrusage(2), before the thread waits; -1: all
+static atomic_int calls_made;
 
 int __real_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context);
@@ -42,18 +43,38 @@ static void pause_shortly(void) {
     nanosleep(&pause, NULL);
 }
 
-int __real_mincore(void *address, size_t size, unsigned char *flags);
-int __wrap_mincore(void *address, size_t size, unsigned char *flags);
+int __real_getrusage(int who, struct rusage *usage);
+int __wrap_getrusage(int who, struct rusage *usage);
 
-int __wrap_mincore(void *address, size_t size, unsigned char *flags) {
-    if (size == 1 && atomic_load(&samples_left) >= 0) {
-        while (atomic_load(&samples_left) == 0) pause_shortly();
-        atomic_fetch_sub(&samples_left, 1);
-        atomic_fetch_add(&samples_taken, 1);
+/// The thread asks before and after each step.
+int __wrap_getrusage(int who, struct rusage *usage) {
+    static atomic_int call_count;
+    if (atomic_load(&calls_left) >= 0) {
+        while (atomic_load(&calls_left) == 0) pause_shortly();
+        atomic_fetch_sub(&calls_left, 1);
+        atomic_fetch_add(&calls_made, 1);
     }
-    int result = __real_mincore(address, size, flags);
-    if (atomic_load(&looks_evicted)) memset(flags, 0, (size + 4095) / 4096);
+    int result = __real_getrusage(who, usage);
+    usage->ru_majflt = atomic_load(&looks_evicted) ? atomic_fetch_add(&call_count, 1) : 0;
     return result;
+}
+
+static int event_count, first_allocation, first_handlers; ///< when they were, before main()
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size) {
+    if (first_allocation == 0) first_allocation = ++event_count;
+    return __real_calloc(count, size);
+}
+
+int __real_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void)) {
+    if (first_handlers == 0) first_handlers = ++event_count;
+    return __real_pthread_atfork(prepare, parent, child);
 }
 
 /// Whether the threads in the background have freed what they hold, within 20 seconds.
@@ -242,6 +263,7 @@ TEST(a_forked_child_frees_its_views)
     CHECK(is_settled(live));
 }
 
+/// The first step that has to read is the last one.
 TEST(evicted_pages_are_not_read)
 {
     loaded load;
@@ -258,7 +280,7 @@ TEST(evicted_pages_are_not_read)
     CHECK(is_settled(live));
     atomic_store(&looks_evicted, false);
     if (!is_cached || started == 0) SKIP("the file is not cached");
-    CHECK_INT(mapped_bytes, 0);
+    CHECK(mapped_bytes <= 2 << 20);
 }
 
 /// The mapping is freed, however far the thread has come.
@@ -306,16 +328,16 @@ static fst_status open_pair(fst_model **out) {
 
 /// Whether `steps` steps have ended, within 20 seconds. The thread then waits in the next one.
 static bool allow_steps(int steps) {
-    int wanted = atomic_load(&samples_taken) + 4 * steps;
-    atomic_fetch_add(&samples_left, 4 * steps);
-    for (int i = 0; i < 10000 && atomic_load(&samples_taken) < wanted; i++) pause_shortly();
-    return atomic_load(&samples_taken) == wanted;
+    int wanted = atomic_load(&calls_made) + 2 * steps;
+    atomic_fetch_add(&calls_left, 2 * steps);
+    for (int i = 0; i < 10000 && atomic_load(&calls_made) < wanted; i++) pause_shortly();
+    return atomic_load(&calls_made) == wanted;
 }
 
 static bool is_mapped(const void *address) {
     unsigned char flag;
     uintptr_t page = (uintptr_t)address / 4096 * 4096;
-    return __real_mincore((void *)page, 4096, &flag) == 0;
+    return mincore((void *)page, 4096, &flag) == 0;
 }
 
 /// A file's memory is freed with its last tensor, while the pages of another file are mapped.
@@ -329,7 +351,7 @@ TEST(mappings_are_released_in_any_order)
     long live = fsti_alloc_live();
     options.mode = FST_MODE_MAP;
     threads_started = 0;
-    atomic_store(&samples_left, 0);
+    atomic_store(&calls_left, 0);
     CHECK_INT(open_pair(&model), FST_OK);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     for (size_t i = 0; i < 2; i++) {
@@ -343,10 +365,38 @@ TEST(mappings_are_released_in_any_order)
     bool was_released = !is_used || (allow_steps(2) && !is_mapped(views[1].data));
     bool is_other_mapped = is_mapped(views[0].data);
     fst_tensor_unref(tensors[0]);
-    atomic_store(&samples_left, 1000000);
+    atomic_store(&calls_left, 1000000);
     CHECK(is_settled(live));
-    atomic_store(&samples_left, -1);
+    atomic_store(&calls_left, -1);
     if (!is_used) SKIP("the files are not cached");
     CHECK(was_released);
     CHECK(is_other_mapped);
+}
+
+/// Writable mappings count for RLIMIT_DATA, and the thread would keep one after its last tensor.
+TEST(no_mapping_is_kept_if_writable_memory_is_limited)
+{
+    struct rlimit before, limited;
+    uint64_t kib;
+    loaded load;
+    bool is_cached;
+    if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
+    CHECK_INT(getrlimit(RLIMIT_DATA, &before), 0);
+    CHECK(fsti_proc_number("/proc/self/status", "VmData:", &kib));
+    limited = before;
+    limited.rlim_cur = kib * 1024 + COUNT * BYTES * 3 / 2;
+    CHECK_INT(setrlimit(RLIMIT_DATA, &limited), 0);
+    fst_status status = load_views(COUNT, (fst_load_options){0}, &load, &is_cached);
+    CHECK_INT(setrlimit(RLIMIT_DATA, &before), 0);
+    CHECK_INT(status, FST_OK);
+    unload(&load);
+    CHECK_INT(threads_started, 0);
+}
+
+/// Threads allocate while they hold locks that fork() takes, so fork() must take an allocator's
+/// locks last: its handlers, registered on first use, must be there before the library's.
+TEST(an_allocator_registers_its_fork_handlers_first)
+{
+    CHECK(first_allocation > 0);
+    CHECK(first_allocation < first_handlers);
 }
