@@ -147,7 +147,6 @@ typedef struct fsti_thread_facts {
     bool any_ring;     ///< some file is read by io_uring
     bool any_blocking; ///< some file is read by blocking calls
     bool any_distant;  ///< a read of some file may wait long, see fsti_file_is_distant()
-    bool to_views;     ///< the bytes stay in the page cache
     bool to_device;    ///< the bus to a device is the limit, not the threads
     bool reads_by_gds; ///< GPUDirect, which blocks
     bool verifies;     ///< the reading thread digests the bytes
@@ -158,7 +157,6 @@ typedef struct fsti_thread_facts {
 typedef struct fsti_thread_policy {
     uint32_t thread_count; ///< 0: no thread fits, so the waiting thread does the work
     uint32_t lane_count;   ///< threads among them that keep an io_uring busy
-    uint32_t first_count;  ///< threads that work at once; the others wait for slow reads
 } fsti_thread_policy;
 #define FSTI_POLICY_THREADS_MAX 64u
 fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts);

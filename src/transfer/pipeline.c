@@ -60,13 +60,11 @@ static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_job *job = &pipeline->job;
     fsti_thread_facts facts = job->threads;
     if (by_caller) facts = (fsti_thread_facts){.wanted = 1, .any_ring = facts.any_ring};
-    facts.to_views = pipeline->sink->is_view;
     facts.reads_by_gds = job->plan->extent_count > 0 &&
                          atomic_load(&job->routes[job->plan->extents[0].file].uses_gds);
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
     pipeline->lane_count = policy.lane_count;
-    pipeline->first_count = (uint8_t)policy.first_count;
 }
 
 typedef struct thread_start {
@@ -77,9 +75,7 @@ typedef struct thread_start {
 static void *run_thread(void *argument) {
     thread_start start = *(thread_start *)argument;
     fsti_free(argument);
-    fsti_reserve_wait(start.pipeline, start.index);
     fsti_worker_run(start.pipeline, start.index);
-    fsti_reserve_wake(start.pipeline); // no work is left
     // The last access of this thread to the pipeline: at 0 another thread may close it.
     atomic_fetch_sub(&start.pipeline->threads_running, 1);
     return NULL;
@@ -167,7 +163,6 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_mutex_init(&pipeline->progress_lock, NULL);
     pthread_cond_init(&pipeline->work_changed, &attributes);
     pthread_cond_init(&pipeline->chunk_finished, &attributes);
-    pthread_cond_init(&pipeline->reserve_wanted, &attributes);
     pthread_condattr_destroy(&attributes);
 }
 
@@ -242,7 +237,6 @@ static void stop_work(fsti_pipeline *pipeline) {
         pipeline->sink->close(pipeline); // before the memory is freed
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
-    pthread_cond_destroy(&pipeline->reserve_wanted);
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
 }

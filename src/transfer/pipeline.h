@@ -115,14 +115,12 @@ struct fsti_pipeline {
     pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
-    uint8_t first_count;         ///< the other threads are the reserve, see reserve_threads.c
     char gds_reason[192];        ///< why GPUDirect is used, or not
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
-    pthread_cond_t work_changed, chunk_finished, reserve_wanted;
+    pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
-    bool lacks_memory;  ///< memory for the next batch is missing; retried
-    bool needs_reserve; ///< the reserve works, or has nothing left to do
+    bool lacks_memory; ///< memory for the next batch is missing; retried
     uint64_t
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
     bool is_admitting;    ///< a thread is allocating or classifying, without the lock
@@ -146,7 +144,6 @@ struct fsti_pipeline {
     size_t items_done;           ///< in delivery order
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
-    atomic_ullong view_bytes;   ///< bytes of views that are mapped and read
     bool has_failed, is_placed; ///< is_placed: memory has a NUMA policy
     fst_error error;
     worker_counts counts;
@@ -223,11 +220,6 @@ void fsti_pipeline_report_first(fsti_pipeline *pipeline);
 
 /// Runs a worker thread. `index` below lane_count: with a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
-/// Returns when this thread is to work: at once, or for the reserve when the first threads read
-/// slowly or the work ends.
-void fsti_reserve_wait(fsti_pipeline *pipeline, uint32_t index);
-/// Ends the waits of the reserve.
-void fsti_reserve_wake(fsti_pipeline *pipeline);
 /// Runs the worker on a waiting thread until chunks [first, end) are done, no chunk can be taken,
 /// or the first chunk is done after `until_ns`. Chunks that it took are finished.
 void fsti_worker_help(fsti_pipeline *pipeline, uint32_t first, uint32_t end, uint64_t until_ns);

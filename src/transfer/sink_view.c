@@ -8,7 +8,6 @@
 /// One thread reads runs up to this size: the longer a stream, the larger the pages that the kernel
 /// allocates.
 #define RUN_BYTES_MAX ((uint64_t)32 << 20)
-#define STEP_BYTES ((uint64_t)1 << 20)
 
 typedef struct page_sample {
     const char *bytes;
@@ -34,25 +33,17 @@ static bool touch(const fsti_pipeline *pipeline, const char *bytes, uint64_t siz
     return pipeline->job.guard_allowed && fsti_view_touch(bytes, size, step);
 }
 
-/// Maps the pages of a chunk, and reads those that are absent: in steps if a reserve of threads
-/// follows the speed.
+/// Maps the pages of a chunk, and reads those that are absent.
 static fst_status populate_range(fsti_pipeline *pipeline, uint32_t chunk, bool is_cached,
                                  fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_job_file *file =
         &pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
-    bool has_reserve = pipeline->first_count < pipeline->thread_count;
+    const char *bytes = file->view->data + range->begin;
     // Page faults take less CPU time than MADV_POPULATE_READ, but read by small requests.
-    bool by_faults = has_reserve || is_cached;
-    uint64_t step_bytes = has_reserve ? STEP_BYTES : UINT64_MAX;
-    uint64_t touch_bytes = is_cached ? FSTI_VIEW_BLOCK_BYTES : fsti_page_bytes();
-    for (uint64_t at = range->begin, end; at < range->end; at = end) {
-        end = range->end - at > step_bytes ? at + step_bytes : range->end;
-        if (!by_faults || !touch(pipeline, file->view->data + at, end - at, touch_bytes))
-            FST_TRY(fsti_file_populate(file->file, file->view->data, at, end, error));
-        atomic_fetch_add_explicit(&pipeline->view_bytes, end - at, memory_order_relaxed);
-    }
-    return FST_OK;
+    if (is_cached && touch(pipeline, bytes, range->end - range->begin, FSTI_VIEW_BLOCK_BYTES))
+        return FST_OK;
+    return fsti_file_populate(file->file, file->view->data, range->begin, range->end, error);
 }
 
 /// Prefaults the pages of a chunk, which are cached or are read now.
@@ -68,7 +59,7 @@ static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool i
     // In a virtual machine the hypervisor allocates pages on first access, which can take longer
     // than a disk read. Do that here in parallel, not when the program accesses them. Errors of
     // pages are left to the program, as for all views.
-    if (!is_resident && pipeline->first_count == pipeline->thread_count)
+    if (!is_resident)
         (void)touch(pipeline, file->view->data + range->begin, size, fsti_page_bytes());
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
@@ -100,13 +91,12 @@ static fst_status populate_view(fsti_pipeline *pipeline, uint32_t chunk, worker_
 }
 
 /// Whether a chunk has come into the page cache since it was classified: the kernel has read it
-/// ahead, or another process has read it. A load alone does not look if it has a reserve of
-/// threads, because it reads by page faults, or no threads that could map the pages at the end.
+/// ahead, or another process has read it. A load alone does not look if it has no threads that
+/// could map the pages at the end.
 static bool has_been_read(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
-    bool has_reserve = pipeline->first_count < pipeline->thread_count;
-    if ((has_reserve || pipeline->by_waiters) && !pipeline->job.others_read) return false;
+    if (pipeline->by_waiters && !pipeline->job.others_read) return false;
     return fsti_file_is_read(file, range->begin, range->end);
 }
 

@@ -383,28 +383,20 @@ TEST(slices_of_many_pieces_keep_the_cache)
     CHECK(!policy.keeps_cache);
 }
 
-TEST(first_threads)
+TEST(threads_that_wait_for_another_machine)
 {
     static const struct {
         fsti_thread_facts facts;
-        uint32_t threads, first;
+        uint32_t threads;
     } cases[] = {
-        {{.processor_count = 2, .chunk_count = 100, .any_distant = true}, 32, 32},
-        {{.processor_count = 1, .chunk_count = 100, .any_distant = true, .to_views = true}, 32, 2},
-        {{.processor_count = 2, .chunk_count = 100, .any_distant = true, .to_views = true}, 32, 2},
-        {{.processor_count = 9, .chunk_count = 100, .any_distant = true, .to_views = true}, 32, 9},
-        {{.processor_count = 64, .chunk_count = 100, .any_distant = true, .to_views = true},
-         32,
-         32},
-        {{.processor_count = 2, .chunk_count = 1, .any_distant = true, .to_views = true}, 1, 1},
-        {{.wanted = 8, .chunk_count = 100, .any_distant = true, .to_views = true}, 8, 8},
-        {{.processor_count = 4, .chunk_count = 100, .to_views = true}, 4, 4},
+        {{.processor_count = 2, .chunk_count = 100, .any_distant = true}, 32},
+        {{.processor_count = 64, .chunk_count = 100, .any_distant = true}, 32},
+        {{.processor_count = 2, .chunk_count = 1, .any_distant = true}, 1},
+        {{.wanted = 8, .chunk_count = 100, .any_distant = true}, 8},
+        {{.processor_count = 4, .chunk_count = 100}, 4},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        fsti_thread_policy policy = fsti_policy_threads(&cases[i].facts);
-        CHECK_INT(policy.thread_count, cases[i].threads);
-        CHECK_INT(policy.first_count, cases[i].first);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(fsti_policy_threads(&cases[i].facts).thread_count, cases[i].threads);
 }
 
 TEST(batches)
