@@ -94,9 +94,9 @@ typedef enum fst_share {
     /// time. If sharing is impossible (small load, full file system, memory limit, a folder that
     /// other users can access, a file that a process has open for writing, bytes that the program
     /// supplies), the load uses its own memory, and fst_load_stats.reason says why. Opening the
-    /// load waits up to 5 seconds for processes that list or make segments. Memory-mapped tensors share the page cache and need no
-    /// segment; of these, bytes that another process or the kernel's readahead brings into
-    /// the page cache while the load runs are not prefaulted.
+    /// load waits up to 5 seconds for processes that list or make segments. Memory-mapped tensors
+    /// share the page cache and need no segment; of these, bytes that another process or the
+    /// kernel's readahead brings into the page cache while the load runs are not prefaulted.
     /// FST_E_ARGUMENT with a device, destinations, an allocator or a budget.
     FST_SHARE_NODE = 1,
 } fst_share;

@@ -442,6 +442,14 @@ def test_save_leaves_no_objects_alive(tmp_path, torch):
     assert (live_allocation_count(), len(os.listdir("/proc/self/fd"))) == before
 
 
+def test_a_path_that_ends_with_a_slash_names_no_file(tmp_path, torch, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("new/", f"{tmp_path}/new/"):
+        with pytest.raises(SafetensorError, match="a folder, not a regular file"):
+            fastsafetensors.torch.save_file({"a": torch.ones(2)}, path)
+    assert os.listdir(tmp_path) == []
+
+
 def test_read_only_target_for_others_than_root(tmp_path, torch):
     if os.geteuid() == 0:
         pytest.skip("root may write to read-only files")

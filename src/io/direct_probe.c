@@ -102,6 +102,17 @@ static bool denies_direct(int fd) {
     return alignment == 0 || alignment > FSTI_IO_PAGE_BYTES;
 }
 
+int fsti_io_reopen(int fd, const char *path, int flags) {
+    // By the descriptor, because the path may name another file by now.
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
+    int again = has_proc ? open(link, flags | O_CLOEXEC) : -1;
+    if (again < 0 && (!has_proc || errno == ENOENT) && path != NULL)
+        again = open_same(path, fd, flags | O_CLOEXEC);
+    return again;
+}
+
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
     const buffered_system *system = find_buffered(fd);
     const char *buffered = system == NULL ? NULL : system->reason;
@@ -110,13 +121,7 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
         snprintf(reason, reason_size, "%s", buffered);
         return -1;
     }
-    // Use the descriptor, because the path may name another file by now.
-    char link[64];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
-    int direct = has_proc ? open(link, flags | O_CLOEXEC | O_DIRECT) : -1;
-    if (direct < 0 && (!has_proc || errno == ENOENT) && path != NULL)
-        direct = open_same(path, fd, flags | O_CLOEXEC | O_DIRECT);
+    int direct = fsti_io_reopen(fd, path, flags | O_DIRECT);
     bool is_denied = direct >= 0 && denies_direct(direct);
     snprintf(reason, reason_size, "%s",
              is_denied     ? "the file system serves direct reads from its cache"

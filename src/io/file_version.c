@@ -94,11 +94,9 @@ static bool is_lease_refused(int fd) {
 
 bool fsti_file_has_writer(fsti_file *file) {
     const fsti_file *stored = file->derivation.origin != NULL ? file->derivation.origin : file;
-    char path[40];
     if (stored->object != NULL || fsti_file_is_distant(file)) return false;
     // A separate open file, because the program may use the descriptor, too.
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fsti_file_identity(file));
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    int fd = fsti_io_reopen(fsti_file_identity(file), stored->path, O_RDONLY | O_NONBLOCK);
     if (fd < 0) return false;
     bool has_writer = is_lease_refused(fd);
     close(fd);

@@ -49,6 +49,9 @@ bool fsti_io_file_is_plain(const fsti_file *file);
 /// Whether all bytes are in memory, because the file lies in a file system without storage (tmpfs
 /// or ramfs) and has no holes.
 bool fsti_io_file_is_memory(fsti_file *file);
+/// Opens the file of a descriptor again. `path` (may be NULL) is used on systems without /proc, if
+/// it still is that file's. -1 with errno on failure.
+int fsti_io_reopen(int fd, const char *path, int flags);
 /// pread(2) from any source. The result is the number of bytes, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);
 

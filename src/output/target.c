@@ -170,11 +170,14 @@ const char *fsti_path_settle_inside(const char *path, const char *folder, const 
     return needed < PATH_MAX ? out : path;
 }
 
-/// Resolves the links of the path's folders, and its last part if that leads to a folder.
+/// Resolves the links of the path's folders, and its last part if that leads to a folder. False
+/// also for a path that ends with a slash and leads to no folder, which names no file either.
 static bool resolve_folders(const char *path, char *out) {
     struct stat info;
     if (path[0] == '\0' || fsti_location_looks_like_url(path)) return false;
-    return fsti_path_resolve(path, stat(path, &info) == 0 && S_ISDIR(info.st_mode), out);
+    bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (path[strlen(path) - 1] == '/' && !is_folder) return false;
+    return fsti_path_resolve(path, is_folder, out);
 }
 
 const char *fsti_path_settle(const char *path, char *out) {

@@ -26,14 +26,19 @@ static void leave_at_exit(void) {
     pthread_mutex_unlock(&list_lock);
 }
 
-static void register_handlers(void) {
+/// When the library is loaded, behind the handlers of fork_locks.c and before those of most
+/// programs, which may free tensors or load in a child.
+__attribute__((constructor(102))) static void follow_forks(void) {
+    fsti_fork_lock(&list_lock);
     pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+static void register_exit(void) {
     (void)atexit(leave_at_exit); // if this fails, the next load removes what is left
 }
 
 void fsti_share_list_add(fsti_share *share) {
-    fsti_fork_lock(&list_lock);
-    pthread_once(&register_once, register_handlers);
+    pthread_once(&register_once, register_exit);
     pthread_mutex_lock(&list_lock);
     share->next = list;
     list = share;

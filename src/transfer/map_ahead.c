@@ -20,6 +20,9 @@
 #define MAP_AHEAD_BYTES_MIN ((uint64_t)8 << 20)
 /// Mapped pages need page tables, 1/512 of this.
 #define MAP_AHEAD_BYTES_MAX ((uint64_t)16 << 30)
+/// Threads at once. Without a limit they become many where the program's own threads take all CPUs,
+/// and each one keeps its mappings.
+#define THREAD_COUNT_MAX 4u
 /// How often the start of a thread tries to take the lock.
 #define LOCK_TRIES 50
 
@@ -43,6 +46,7 @@ struct fsti_map_ahead {
 static struct {
     pthread_mutex_t lock; ///< also for the references of each
     fsti_map_ahead *first;
+    unsigned count;
 } running = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void free_ahead(fsti_map_ahead *ahead) {
@@ -58,6 +62,7 @@ static void free_in_child(void) {
         free_ahead(ahead);
     }
     running.first = NULL;
+    running.count = 0;
 }
 
 /// When the library is loaded, behind the handlers of fork_locks.c, and before those of most
@@ -163,6 +168,7 @@ static void remove_ahead(fsti_map_ahead *ahead) {
     fsti_map_ahead **link = &running.first;
     while (*link != ahead) link = &(*link)->next;
     *link = ahead->next;
+    running.count--;
     free_ahead(ahead);
 }
 
@@ -190,8 +196,10 @@ static bool try_lock(void) {
 static bool start_thread(fsti_map_ahead *ahead) {
     pthread_t thread;
     if (!try_lock()) return false;
-    bool is_started = fsti_thread_start(&thread, map_ranges, ahead) == 0;
+    bool is_started =
+        running.count < THREAD_COUNT_MAX && fsti_thread_start(&thread, map_ranges, ahead) == 0;
     if (is_started) {
+        running.count++;
         ahead->next = running.first;
         running.first = ahead;
         pthread_detach(thread);

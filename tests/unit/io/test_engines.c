@@ -140,6 +140,23 @@ TEST(change_is_noticed)
     fsti_file_unref(file);
 }
 
+TEST(writers_are_noticed)
+{
+    fsti_file *file = open_pattern("written");
+    const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC};
+    for (size_t i = 0; i < 2; i++) {
+        fsti_io_hide(hidden[i]);
+        CHECK(!fsti_file_has_writer(file));
+        int fd = open(fixture_path("written"), O_RDWR);
+        CHECK(fd >= 0);
+        CHECK(fsti_file_has_writer(file));
+        close(fd);
+        CHECK(!fsti_file_has_writer(file));
+    }
+    fsti_io_hide(0);
+    fsti_file_unref(file);
+}
+
 enum { STREAM_BYTES = 8 << 20 };
 static uint64_t resident_ahead; ///< of the last MiB, when its first block was read
 

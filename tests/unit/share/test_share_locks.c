@@ -26,6 +26,36 @@ static bool has_open_files(void) {
     return found;
 }
 
+static fsti_share *held, *own;
+
+/// A program's own handler, which frees what the parent has and uses a segment itself.
+static void use_share_in_child(void) {
+    if (held == NULL) return;
+    fsti_share_unref(held);
+    own = open_share("b");
+}
+
+/// This test is the first one, because handlers run in the order of their registration.
+TEST(handlers_of_the_program_may_use_segments)
+{
+    int status;
+    CHECK_INT(pthread_atfork(NULL, NULL, use_share_in_child), 0);
+    watched_folder = use_folder("handlers");
+    held = open_share("a");
+    CHECK(held != NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        bool is_open = own != NULL;
+        fsti_share_unref(own);
+        _exit(!is_open || has_open_files());
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    fsti_share_unref(held);
+    held = NULL;
+    CHECK_INT(list_all().count, 0);
+}
+
 static void *open_again_and_again(void *is_over) {
     while (!atomic_load((atomic_bool *)is_over)) fsti_share_unref(open_share("a"));
     return NULL;

@@ -373,6 +373,26 @@ TEST(mappings_are_released_in_any_order)
     CHECK(is_other_mapped);
 }
 
+/// Where the program's threads take all CPUs, those in the background do not get on.
+TEST(few_threads_run_at_once)
+{
+    loaded loads[8];
+    bool is_cached;
+    int started = 0;
+    long live = fsti_alloc_live();
+    atomic_store(&calls_left, 0);
+    for (int i = 0; i < 8; i++) {
+        CHECK_INT(load_views(COUNT, (fst_load_options){0}, &loads[i], &is_cached), FST_OK);
+        started += threads_started;
+    }
+    for (int i = 0; i < 8; i++) unload(&loads[i]);
+    atomic_store(&calls_left, 1000000);
+    CHECK(is_settled(live));
+    atomic_store(&calls_left, -1);
+    if (!is_cached || started == 0) SKIP("the file is not cached");
+    CHECK_INT(started, 4);
+}
+
 /// Writable mappings count for RLIMIT_DATA, and the thread would keep one after its last tensor.
 TEST(no_mapping_is_kept_if_writable_memory_is_limited)
 {
