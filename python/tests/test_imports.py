@@ -33,7 +33,7 @@ def test_load_file_needs_no_module_of_streams_and_ranks(framework):
     assert not [name for name in found if name.rpartition(".")[2] in unneeded]
     # An import during the first save could be interrupted by a handler that saves.
     assert "fastsafetensors._saving.save_handles" in found
-    assert len(found) <= 33
+    assert len(found) <= 34
 
 
 def test_saves_of_exit_handlers_are_awaited():
