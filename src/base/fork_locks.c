@@ -87,8 +87,10 @@ static void unlock_in_child(void) {
 }
 
 /// When the library is loaded, before a program's own constructors use it: a fork must also find
-/// the lock of library.c, which is not registered. The allocator comes first. It may register its
-/// handlers on first use (jemalloc), and those of the first one are the last to take locks: threads
+/// the lock of library.c, which is not registered.
+///
+/// The allocation is for allocators that register their own handlers on first use (jemalloc): those
+/// must be older than this library's. fork() takes the locks of older handlers later, and threads
 /// allocate while they hold locks of this library.
 __attribute__((constructor(101))) static void register_handlers(void) {
     fsti_free(fsti_alloc_zeroed(1, 1));

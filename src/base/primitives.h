@@ -182,7 +182,7 @@ int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mod
 int fsti_lockable_lock(int fd);
 /// Unlocks and closes it. In a child, nothing is left to do.
 void fsti_lockable_close(int fd);
-/// Closes a folder whose descriptor is of fsti_lockable_open().
+/// Closes a folder whose descriptor is of fsti_lockable_open_at().
 void fsti_lockable_close_folder(DIR *folder);
 /// Like fsti_fork_lock(), for the few locks that may be taken while any other is held, and under
 /// which no other is taken. Call it once for each.

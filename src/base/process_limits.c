@@ -6,17 +6,19 @@
 #include "primitives.h"
 
 /// What is left of a limit. `use`: the line of /proc/self/status that has its use.
-static uint64_t left_of(int resource, const char *use) {
-    struct rlimit limit;
+static uint64_t left_of(const struct rlimit *limit, const char *use) {
     uint64_t kib;
-    if (getrlimit((__rlimit_resource_t)resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        !fsti_proc_number("/proc/self/status", use, &kib))
+    if (limit->rlim_cur == RLIM_INFINITY || !fsti_proc_number("/proc/self/status", use, &kib))
         return UINT64_MAX;
-    return limit.rlim_cur - fsti_min(kib * 1024, limit.rlim_cur);
+    return limit->rlim_cur - fsti_min(kib * 1024, limit->rlim_cur);
 }
 
 uint64_t fsti_address_space_left(void) {
-    return fsti_min(left_of(RLIMIT_AS, "VmSize:"), left_of(RLIMIT_DATA, "VmData:"));
+    struct rlimit space, data;
+    uint64_t left = UINT64_MAX;
+    if (getrlimit(RLIMIT_AS, &space) == 0) left = left_of(&space, "VmSize:");
+    if (getrlimit(RLIMIT_DATA, &data) == 0) left = fsti_min(left, left_of(&data, "VmData:"));
+    return left;
 }
 
 uint64_t fsti_file_size_max(void) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What identifies a version of a file, as text.
+/// What identifies a version of a file, as text, and whether a process may be changing the file.
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

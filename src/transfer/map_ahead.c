@@ -155,8 +155,8 @@ static bool map_range(fsti_map_ahead *ahead, const cached_range *range) {
             ahead->unchecked_bytes = 0;
         }
         const fsti_buffer *view = ahead->views[range->file];
-        long reads = count_reads();
         if (view == NULL) return true;
+        long reads = count_reads();
         if (!fsti_view_touch(view->data + at, end - at, FSTI_VIEW_BLOCK_BYTES)) return false;
         if (count_reads() != reads) return false;
         ahead->unchecked_bytes += end - at;
