@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ._ranks.ranks_save import save_on_ranks
 else:
     # Programs that only load do not import what saves, which takes as long as all the rest.
-    __getattr__, __dir__ = lazy_names(__name__, {
+    __getattr__, __dir__ = lazy_names(globals(), {
         "save_on_ranks": "_ranks.ranks_save", "save_on_ranks_async": "_ranks.ranks_async"})
 
 __all__ = [

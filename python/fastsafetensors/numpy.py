@@ -29,7 +29,7 @@ __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file
            "save_file_async"]
 
 if not TYPE_CHECKING:  # programs import it from safetensors' module too
-    __getattr__, __dir__ = lazy_names(__name__, {"safe_open": "_loading.open"})
+    __getattr__, __dir__ = lazy_names(globals(), {"safe_open": "_loading.open"})
 
 
 # Dtypes of arrays by numpy's names, and those that the ml_dtypes package adds.

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # programs import it from safetensors' module too
-    __getattr__, __dir__ = lazy_names(__name__, {"safe_open": "_loading.open"})
+    __getattr__, __dir__ = lazy_names(globals(), {"safe_open": "_loading.open"})
 
 
 def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> None:

@@ -336,7 +336,7 @@ def test_modules_offer_the_same_names():
     assert compat.install and sample_tensors
 
 
-def test_safe_open_is_also_in_the_framework_modules(torch):
+def test_safe_open_is_also_in_the_framework_modules(torch, monkeypatch):
     import fastsafetensors
     from fastsafetensors import numpy as our_numpy
     from fastsafetensors import torch as our_torch
@@ -345,3 +345,5 @@ def test_safe_open_is_also_in_the_framework_modules(torch):
     assert our_torch.safe_open is our_numpy.safe_open is fastsafetensors.safe_open
     with pytest.raises(AttributeError, match="'fastsafetensors.torch' has no attribute 'x'"):
         our_torch.x
+    monkeypatch.delitem(sys.modules, "fastsafetensors.torch")
+    assert not hasattr(our_torch, "x") and "safe_open" in dir(our_torch)

@@ -300,3 +300,10 @@ fst_status fsti_loader_find_methods(fst_loader *loader, const fsti_plan *plan, b
     probe_threads(loader, plan, is_view, out);
     return FST_OK;
 }
+
+bool fsti_loader_can_map_twice(const fst_loader *loader) {
+    uint64_t left = fsti_address_space_left(), bytes = 0;
+    for (size_t i = 0; i < loader->plan.batch_count; i++)
+        bytes += loader->plan.batches[i].buffer_bytes;
+    return left == UINT64_MAX || bytes <= left / 2;
+}

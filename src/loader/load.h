@@ -101,6 +101,9 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
 /// The pipeline job of a plan; it points to all three arguments.
 fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_methods *methods);
 
+/// Whether the address space has room for two mappings of all batches: a shared load maps its
+/// segment once to fill it and once for the tensors.
+bool fsti_loader_can_map_twice(const fst_loader *loader);
 /// Opens loader->share if the request wants it and it is possible. (shared_load.c)
 void fsti_loader_open_share(fst_loader *loader);
 

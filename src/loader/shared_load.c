@@ -162,6 +162,8 @@ void fsti_loader_open_share(fst_loader *loader) {
     }
     if (loader->plan.bytes_planned < FSTI_POLICY_CALLER_BYTES)
         snprintf(why, sizeof why, "it is small");
+    else if (!fsti_loader_can_map_twice(loader))
+        snprintf(why, sizeof why, "the address space is limited");
     else if (make_key(loader, &key, why, sizeof why))
         open_segment(loader, &key, why, sizeof why);
     fsti_free(key.bytes);

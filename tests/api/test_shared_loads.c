@@ -7,7 +7,9 @@
 #include <fastsafetensors.h>
 #include <fastsafetensors/experimental.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -375,6 +377,29 @@ TEST(loads_without_shared_memory_say_why)
     CHECK_CONTAINS(load.stats.reason, "shared through the page cache");
     release_all(&load);
     CHECK_INT(count_segments(folder), 0);
+}
+
+/// The segment is mapped twice, and a copy of this process needs the space once.
+TEST(loads_fit_in_a_limited_address_space)
+{
+    use_folder("limited");
+    const fst_load_options options = shared_options();
+    struct rlimit before, limited;
+    loaded load;
+    unsigned long pages;
+    if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%lu", &pages) == 1);
+    fclose(file);
+    CHECK_INT(getrlimit(RLIMIT_AS, &before), 0);
+    limited = before;
+    limited.rlim_cur = pages * 4096 + MODEL_BYTES * 3 / 2;
+    CHECK_INT(setrlimit(RLIMIT_AS, &limited), 0);
+    int failed_step = load_all(&options, &load);
+    CHECK_INT(setrlimit(RLIMIT_AS, &before), 0);
+    CHECK_INT(failed_step, 0);
+    CHECK_CONTAINS(load.stats.reason, "in memory of this process: the address space is limited");
+    release_all(&load);
 }
 
 TEST(bytes_of_the_program_are_not_shared)

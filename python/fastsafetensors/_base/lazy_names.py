@@ -4,30 +4,29 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def lazy_names(
-    module: str, places: Mapping[str, str]
+    namespace: dict[str, Any], places: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions __getattr__ and __dir__ of a module (PEP 562).
 
-    places: {name: module of the package that defines it}.
+    namespace: the module's globals(). places: {name: module of the package that defines it}.
     """
     package = __name__.partition(".")[0]
 
     def get(name: str) -> Any:
         """Import a name on first access."""
         if name not in places:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(f"{package}.{places[name]}"), name)
-        setattr(sys.modules[module], name, found)
+        namespace[name] = found
         return found
 
     def list_names() -> list[str]:
         """List the lazy names too."""
-        return sorted({*vars(sys.modules[module]), *places})
+        return sorted({*namespace, *places})
 
     return get, list_names
