@@ -29,7 +29,8 @@ bool fsti_pipeline_pages_in(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_file_route *route =
         &pipeline->job.routes[plan->extents[plan->chunks[chunk].extent].file];
-    return route->forced == NULL && !pipeline->chunks[chunk].is_resident &&
+    const chunk_state *state = &pipeline->chunks[chunk];
+    return route->forced == NULL && !state->is_resident && !state->is_read &&
            atomic_load_explicit(&route->absent, memory_order_relaxed) == FSTI_ROUTE_MAPPING;
 }
 

@@ -10,32 +10,52 @@ bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk) {
     return !pipeline->job.routes[plan->extents[plan->chunks[chunk].extent].file].is_cached;
 }
 
-/// Reads a chunk as one sequential stream.
-static fst_status read_chunk(fsti_pipeline *pipeline, uint32_t chunk, fsti_file *file,
-                             worker_counts *counts, fst_error *error) {
-    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    uint64_t end = pipeline->job.plan->extents[range->extent].end;
+/// Reads chunks [chunk, end) as one stream. Each is returned, to be copied, if `returns`.
+static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end, bool returns,
+                           worker_counts *counts, fst_error *error) {
+    const fsti_plan *plan = pipeline->job.plan;
+    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     fsti_file_stream *stream;
     atomic_store(&pipeline->was_read, true);
-    FST_TRY(fsti_stream_open(file, end, &stream, error));
-    fst_status status =
-        fsti_stream_read(stream, range->begin, range->end, &counts->read_count, error);
+    FST_TRY(fsti_stream_open(pipeline->job.files[extent->file].file, extent->end, &stream, error));
+    fst_status status = FST_OK;
+    for (; status == FST_OK && chunk < end && !atomic_load(&pipeline->stop); chunk++) {
+        uint64_t start_ns = fsti_now_ns();
+        const fsti_plan_chunk *range = &plan->chunks[chunk];
+        status = fsti_stream_read(stream, range->begin, range->end, &counts->read_count, error);
+        counts->read_ns += fsti_now_ns() - start_ns;
+        if (status == FST_OK && returns) fsti_pipeline_return_read(pipeline, chunk);
+    }
     fsti_stream_close(stream);
     return status;
 }
 
-fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                              fst_error *error) {
+/// Maps a chunk, reading it by page faults.
+static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                 fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     char *mapping = (char *)(uintptr_t)fsti_io_file_mapping(file);
     uint64_t start_ns = fsti_now_ns();
-    // The copy maps the pages that it needs, 16 at a time, which is faster than all of them.
-    FST_TRY(fsti_page_in_streams(pipeline, chunk)
-                ? read_chunk(pipeline, chunk, file, counts, error)
-                : fsti_file_populate(file, mapping, range->begin, range->end, error));
+    FST_TRY(fsti_file_populate(file, mapping, range->begin, range->end, error));
     counts->read_ns += fsti_now_ns() - start_ns;
     return FST_OK;
+}
+
+fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_returned,
+                              worker_counts *counts, fst_error *error) {
+    *is_returned = false;
+    // The copy maps the pages that it needs, 16 at a time, which is faster than all of them.
+    if (!fsti_page_in_streams(pipeline, chunk))
+        return populate_chunk(pipeline, chunk, counts, error);
+    // Chunks of a segment are claimed one by one.
+    if (pipeline->thread_count == 1 || pipeline->job.share != NULL)
+        return read_run(pipeline, chunk, chunk + 1, false, counts, error);
+    *is_returned = true;
+    uint32_t end = fsti_pipeline_begin_stream(pipeline, chunk);
+    fst_status status = read_run(pipeline, chunk, end, true, counts, error);
+    fsti_pipeline_end_stream(pipeline);
+    return status;
 }
 
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end) {

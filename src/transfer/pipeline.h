@@ -24,6 +24,7 @@ typedef struct chunk_state {
     atomic_uchar step;
     uint8_t queue;            ///< chunk_queue
     bool is_resident;         ///< completely resident when it was classified
+    bool is_read;             ///< by a stream into the page cache, for any thread to copy
     bool is_unmapped;         ///< done; its pages are to be mapped when all chunks are read
     bool is_dropped;          ///< pages that are read through the page cache are dropped afterwards
     uint64_t *resident_pages; ///< bitmap of pages that were resident before and must not be
@@ -134,6 +135,7 @@ struct fsti_pipeline {
     uint32_t unmapped_cursor;    ///< no unmapped chunk is before it
     atomic_uint chunks_unmapped; ///< unmapped, or being mapped
     uint32_t chunks_done, chunks_taken, chunks_resident;
+    uint32_t stream_count;       ///< threads that read chunks for any thread to copy
     uint32_t chunks_deferred;    ///< neither pending nor taken
     uint64_t deferred_polled_ns; ///< when they were last looked at
     uint64_t deferred_tried_ns;  ///< when the first ones were last made pending
@@ -178,9 +180,15 @@ typedef struct chunk_request {
     bool may_steal, may_wait, may_populate;
 } chunk_request;
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint32_t *populate);
-/// Takes absent chunks that follow a taken one in its extent: at most `bytes_max` together, and not
+/// Takes absent chunks that follow a taken one in its extent, to be read as one stream, but not
 /// more than this thread's share. Returns the end of the run.
-uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
+uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk);
+/// The same for a thread that reads them for any thread to copy. The first thread that does this
+/// takes a long run, the others short ones, so that they are soon back to copy.
+uint32_t fsti_pipeline_begin_stream(fsti_pipeline *pipeline, uint32_t chunk);
+/// A chunk of the run has been read. It can be taken again, to be copied.
+void fsti_pipeline_return_read(fsti_pipeline *pipeline, uint32_t chunk);
+void fsti_pipeline_end_stream(fsti_pipeline *pipeline);
 
 /// Defers a taken chunk that another process reads into shared memory. It becomes pending again
 /// when it is done, or to try whether its reader has ended.

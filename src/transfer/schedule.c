@@ -378,8 +378,9 @@ static uint32_t take_pending(fsti_pipeline *pipeline, const chunk_request *reque
         chunk = find_pending(pipeline, other);
     }
     if (chunk == UINT32_MAX) return chunk;
-    atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_TAKEN, memory_order_relaxed);
-    pipeline->chunks_taken++;
+    chunk_state *state = &pipeline->chunks[chunk];
+    atomic_store_explicit(&state->step, CHUNK_TAKEN, memory_order_relaxed);
+    if (!state->is_read) pipeline->chunks_taken++;
     // A helper may be waiting for the reads to advance.
     pthread_cond_broadcast(&pipeline->work_changed);
     return chunk;
@@ -415,31 +416,13 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
         *populate = request.may_populate ? find_unpopulated(pipeline)
                                          : fsti_pipeline_take_unmapped(pipeline);
         if (*populate != UINT32_MAX || !request.may_wait) break;
-        if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;
+        if (pipeline->chunks_taken == pipeline->job.plan->chunk_count &&
+            pipeline->stream_count == 0)
+            break;
         wait_for_change(pipeline);
     }
     pthread_mutex_unlock(&pipeline->lock);
     return chunk;
-}
-
-uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t end = chunk + 1;
-    pthread_mutex_lock(&pipeline->lock);
-    // This thread's share of the remaining chunks. The tail is split again, so that threads end
-    // together.
-    uint64_t share = (plan->chunk_count - pipeline->chunks_taken) / pipeline->thread_count;
-    uint64_t limit = chunk + fsti_max(fsti_min(share + 1, bytes_max / plan->chunk_bytes), 1);
-    for (; end < fsti_min(limit, pipeline->chunks_known); end++) {
-        chunk_state *state = &pipeline->chunks[end];
-        if (plan->chunks[end].extent != plan->chunks[chunk].extent || state->is_resident ||
-            atomic_load_explicit(&state->step, memory_order_relaxed) != CHUNK_PENDING)
-            break;
-        atomic_store_explicit(&state->step, CHUNK_TAKEN, memory_order_relaxed);
-        pipeline->chunks_taken++;
-    }
-    pthread_mutex_unlock(&pipeline->lock);
-    return end;
 }
 
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {

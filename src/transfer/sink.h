@@ -10,7 +10,7 @@
 typedef enum sink_answer {
     SINK_READY, ///< its blocks can be read
     SINK_BUSY,  ///< no memory now: retry after finishing another chunk, or with `wait`
-    SINK_DONE,  ///< no read needed: the sink finished the chunk, or the work stops
+    SINK_DONE,  ///< no read needed: the sink finished or returned the chunk, or the work stops
 } sink_answer;
 
 /// Where to read a chunk: `base` corresponds to `origin` in the file. NULL: the worker reads into
@@ -71,9 +71,10 @@ fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
 /// Whether absent bytes of a chunk are read into the page cache by sequential reads, for which the
 /// kernel allocates growing pages; else by page faults of a mapping, with the kernel's readahead.
 bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk);
-/// Reads a chunk into the page cache and faults it into the file's shared mapping.
-fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                              fst_error *error);
+/// Reads a chunk into the page cache. *is_returned: together with the following ones, and each can
+/// be taken again by any thread, to be copied. So the storage is not idle while chunks are copied.
+fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_returned,
+                              worker_counts *counts, fst_error *error);
 /// Leaves bytes of a chunk that were copied from the mapping: unmaps them, or keeps them for the
 /// next small loads.
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end);

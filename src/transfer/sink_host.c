@@ -21,8 +21,11 @@ fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_targe
                              worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    bool is_returned = false;
+    target->answer = SINK_DONE;
     if (fsti_pipeline_pages_in(pipeline, chunk))
-        FST_TRY(fsti_page_in_chunk(pipeline, chunk, counts, error));
+        FST_TRY(fsti_page_in_chunk(pipeline, chunk, &is_returned, counts, error));
+    if (is_returned) return FST_OK;
     prepare_memory(pipeline, chunk, extent->batch);
     target->answer = SINK_READY;
     target->base = NULL;

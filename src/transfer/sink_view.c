@@ -5,10 +5,6 @@
 
 #include "sink.h"
 
-/// One thread reads runs up to this size: the longer a stream, the larger the pages that the kernel
-/// allocates.
-#define RUN_BYTES_MAX ((uint64_t)32 << 20)
-
 typedef struct page_sample {
     const char *bytes;
     uint64_t size, step;
@@ -129,7 +125,7 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     fsti_file *file = pipeline->job.files[extent->file].file;
-    uint32_t end = fsti_pipeline_take_run(pipeline, chunk, RUN_BYTES_MAX);
+    uint32_t end = fsti_pipeline_take_run(pipeline, chunk);
     fsti_file_stream *stream;
     FST_TRY(fsti_stream_open(file, extent->end, &stream, error));
     fst_status status = FST_OK;
