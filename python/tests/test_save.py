@@ -442,9 +442,9 @@ def test_save_leaves_no_objects_alive(tmp_path, torch):
     assert (live_allocation_count(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_a_path_that_ends_with_a_slash_names_no_file(tmp_path, torch, monkeypatch):
+def test_a_path_that_can_only_be_a_folder_names_no_file(tmp_path, torch, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path in ("new/", f"{tmp_path}/new/"):
+    for path in ("new/", f"{tmp_path}/new/", "new/.", "new/..", f"{tmp_path}/new/./"):
         with pytest.raises(SafetensorError, match="a folder, not a regular file"):
             fastsafetensors.torch.save_file({"a": torch.ones(2)}, path)
     assert os.listdir(tmp_path) == []

@@ -100,6 +100,7 @@ static bool append_components(char *out, const char *rest, bool removes_parents)
         }
         rest += part;
     }
+    if (size == 0) out[size++] = '/';
     out[size] = '\0';
     return true;
 }
@@ -170,13 +171,19 @@ const char *fsti_path_settle_inside(const char *path, const char *folder, const 
     return needed < PATH_MAX ? out : path;
 }
 
+/// Whether the last part of a path can only be a folder: it is empty or refers to one.
+static bool names_folder(const char *path) {
+    const char *name = fsti_path_name(path);
+    return name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
 /// Resolves the links of the path's folders, and its last part if that leads to a folder. False
-/// also for a path that ends with a slash and leads to no folder, which names no file either.
+/// also for a path that can only lead to a folder and leads to none.
 static bool resolve_folders(const char *path, char *out) {
     struct stat info;
     if (path[0] == '\0' || fsti_location_looks_like_url(path)) return false;
     bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    if (path[strlen(path) - 1] == '/' && !is_folder) return false;
+    if (names_folder(path) && !is_folder) return false;
     return fsti_path_resolve(path, is_folder, out);
 }
 
@@ -211,9 +218,8 @@ static fst_status examine_target(fsti_target *target, fst_error *error) {
     struct stat info;
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = target->path;
-    size_t size = strlen(target->path);
-    if (size == 0) return fsti_error_errno(error, ENOENT, target->path, "saving");
-    if (target->path[size - 1] == '/')
+    if (target->path[0] == '\0') return fsti_error_errno(error, ENOENT, target->path, "saving");
+    if (names_folder(target->path))
         return fsti_error_set(error, FST_E_NOT_REGULAR, location, "a folder, not a regular file");
     if (stat(target->path, &info) != 0) {
         if (errno == ENOENT) return FST_OK;

@@ -25,6 +25,12 @@ static void leave_folder(void) {
         abort();
 }
 
+static bool is_same_folder(const char *one, const char *other) {
+    struct stat first, second;
+    return stat(one, &first) == 0 && stat(other, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
 /// A path inside a folder goes where the folder's link led, however the two are spelled. Other
 /// paths follow the links of the moment.
 TEST(a_path_inside_a_settled_folder_does_not_follow_its_links_again)
@@ -51,4 +57,18 @@ TEST(a_path_inside_a_settled_folder_does_not_follow_its_links_again)
     CHECK(strcmp(fsti_path_settle_inside("http://h/now/m", "now", settled, out),
                  "http://h/now/m") == 0);
     leave_folder();
+}
+
+TEST(the_root_is_a_folder_like_others)
+{
+    char out[PATH_MAX], settled[PATH_MAX], folder[PATH_MAX];
+    CHECK(getcwd(folder, sizeof folder) != NULL && chdir("/") == 0);
+    static const char *const roots[] = {"/", ".", "//", "/.", "./"};
+    for (size_t i = 0; i < sizeof roots / sizeof *roots; i++) {
+        CHECK(fsti_path_resolve(roots[i], false, out) && strcmp(out, "/") == 0);
+        CHECK(is_same_folder(fsti_path_settle(roots[i], settled), "/"));
+        CHECK(strcmp(fsti_path_settle_inside("/m", roots[i], "/", out), "/m") == 0);
+        CHECK(is_same_folder(fsti_path_settle_inside(roots[i], roots[i], "/", out), "/"));
+    }
+    CHECK_INT(chdir(folder), 0);
 }
