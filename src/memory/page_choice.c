@@ -141,8 +141,14 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     char *from = buffer->data + fsti_align_down(begin, FSTI_HUGE_PAGE_BYTES);
     char *memory_end = buffer->data + buffer->size_bytes;
     end = fsti_min(fsti_align_up(end, FSTI_HUGE_PAGE_BYTES), buffer->size_bytes);
-    if (!watch_pages(from, buffer->data + end, memory_end))
-        atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
+    // They may have become slow while another buffer was populated.
+    if (are_known_slow((uint64_t)(memory_end - from))) {
+        madvise(buffer->data, buffer->size_bytes, MADV_NOHUGEPAGE);
+        populate_small(buffer, begin, end);
+    } else if (watch_pages(from, buffer->data + end, memory_end)) {
+        return;
+    }
+    atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
 }
 
 void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end) {

@@ -203,6 +203,32 @@ TEST(slow_huge_pages_are_abandoned)
     fsti_pages_fake(NULL);
 }
 
+/// What one buffer finds out holds for others whose pages were chosen before.
+TEST(slow_huge_pages_are_abandoned_by_all_buffers)
+{
+    fsti_buffer *buffers[2] = {NULL, NULL};
+    char *data = fsti_pages_map(4 << 20);
+    bool has_huge = fixture_mapping_has(data, "hg");
+    munmap(data, 4 << 20);
+    if (!has_huge) SKIP("the system has no huge pages");
+    fsti_arena_keep_max(0);
+    cheap_count = 3, measured_count = 0, huge_cost_ns = 4000000;
+    fsti_pages_fake(tell_cost_later);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(fsti_buffer_arena(64 << 20, &buffers[i], NULL), FST_OK);
+        fsti_buffer_choose_pages(buffers[i], true);
+        CHECK(fixture_mapping_has(buffers[i]->data, "hg"));
+    }
+    CHECK_INT(measured_count, 3);
+    for (int i = 0; i < 2; i++)
+        for (uint64_t at = 0; at < 64 << 20; at += 8 << 20)
+            fsti_buffer_populate(buffers[i], at, at + (8 << 20));
+    CHECK_INT(measured_count, 4);
+    CHECK(fixture_mapping_has(buffers[1]->data, "nh"));
+    for (int i = 0; i < 2; i++) fsti_buffer_unref(buffers[i]);
+    fsti_pages_fake(NULL);
+}
+
 static bool has_page(char *address) {
     unsigned char is_resident = 0;
     return mincore(address, (size_t)sysconf(_SC_PAGESIZE), &is_resident) == 0 &&
