@@ -65,7 +65,9 @@ typedef enum fst_cache {
     /// requests for less than half of a model that is larger than 128 MiB, are BYPASS; requests of
     /// up to 1 MiB without a budget are KEEP. Slices of many pieces, such as columns, count with
     /// their tensors, because the bytes between are read, too; if those fit, slices of up to
-    /// 512 MiB are KEEP in models of any size. The choice does not change the mode.
+    /// 512 MiB are KEEP in models of any size. The choice does not change the mode. Where
+    /// the next open() would drop the bytes from the page cache, as on many user-space file
+    /// systems, owned memory is read with O_DIRECT.
     FST_CACHE_AUTO = 0,
     /// Bytes that are not in the page cache are read into it with large reads, whatever the
     /// readahead setting of the device. (If readahead is off, they are read page by page for a user

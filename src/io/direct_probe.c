@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -16,22 +17,23 @@ typedef struct buffered_system {
     unsigned long magic;
     const char *reason;
     bool is_distant, is_memory;
+    bool may_be_direct; ///< some of its file systems serve direct reads well, but not writes
 } buffered_system;
 
 static const buffered_system buffered_systems[] = {
-    {0x01021994, "tmpfs is already in memory", false, true},
-    {0x858458f6, "ramfs is already in memory", false, true},
-    {0x6969, "NFS is read through its cache", true, false},
-    {0xff534d42, "CIFS is read through its cache", true, false},
-    {0xfe534d42, "SMB is read through its cache", true, false},
-    {0x65735546, "FUSE is read through its cache", true, false},
-    {0x01021997, "9p is read through its cache", true, false},
-    {0x00c36400, "Ceph is read through its cache", true, false},
-    {0x0bd00bd0, "Lustre is read through its cache", true, false},
+    {0x01021994, "tmpfs is already in memory", false, true, false},
+    {0x858458f6, "ramfs is already in memory", false, true, false},
+    {0x6969, "NFS is read through its cache", true, false, false},
+    {0xff534d42, "CIFS is read through its cache", true, false, false},
+    {0xfe534d42, "SMB is read through its cache", true, false, false},
+    {0x65735546, "FUSE is written through its cache", true, false, true},
+    {0x01021997, "9p is read through its cache", true, false, false},
+    {0x00c36400, "Ceph is read through its cache", true, false, false},
+    {0x0bd00bd0, "Lustre is read through its cache", true, false, false},
 };
 
 static const buffered_system *find_buffered(int fd) {
-    static const buffered_system hidden = {0, "no disk", true, false};
+    static const buffered_system hidden = {0, "no disk", true, false, false};
     struct statfs info;
     if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return &hidden;
     if (fstatfs(fd, &info) != 0) return NULL;
@@ -115,7 +117,8 @@ int fsti_io_reopen(int fd, const char *path, int flags) {
 
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
     const buffered_system *system = find_buffered(fd);
-    const char *buffered = system == NULL ? NULL : system->reason;
+    bool may_try = system == NULL || (system->may_be_direct && (flags & O_ACCMODE) == O_RDONLY);
+    const char *buffered = may_try ? NULL : system->reason;
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
         snprintf(reason, reason_size, "%s", buffered);
@@ -132,6 +135,30 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
     return -1;
 }
 
+/// Whether the first page of a file is in the page cache. Kernels say yes to processes that neither
+/// own the file nor may write it.
+static bool has_first_page(int fd) {
+    size_t page = fsti_page_bytes();
+    unsigned char residency = 0;
+    void *mapping = mmap(NULL, page, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapping == MAP_FAILED) return false;
+    bool is_known = mincore(mapping, page, &residency) == 0;
+    munmap(mapping, page);
+    return is_known && (residency & 1) != 0;
+}
+
+/// Opens the file for direct reads, and notes whether that dropped its cached pages.
+static void open_direct(fsti_file *file) {
+    char byte;
+    const buffered_system *system = find_buffered(file->fd);
+    bool is_cached = system != NULL && system->may_be_direct && pread(file->fd, &byte, 1, 0) == 1 &&
+                     has_first_page(file->fd);
+    int fd = fsti_io_reopen_direct(file->fd, file->path, O_RDONLY, file->direct_reason,
+                                   sizeof file->direct_reason);
+    file->loses_cache = fd >= 0 && is_cached && !has_first_page(file->fd);
+    file->fd_direct = fd;
+}
+
 int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     if (!fsti_io_file_is_plain(file)) {
         if (reason != NULL)
@@ -144,13 +171,20 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     pthread_mutex_lock(&file->lock);
     if (!file->direct_probed) {
         file->direct_probed = true;
-        file->fd_direct = fsti_io_reopen_direct(file->fd, file->path, O_RDONLY, file->direct_reason,
-                                                sizeof file->direct_reason);
+        open_direct(file);
     }
     if (reason != NULL) snprintf(reason, reason_size, "%s", file->direct_reason);
     int fd = file->fd_direct;
     pthread_mutex_unlock(&file->lock);
     return fd;
+}
+
+bool fsti_file_loses_cache(fsti_file *file) {
+    if (fsti_io_file_direct(file, NULL, 0) < 0) return false;
+    pthread_mutex_lock(&file->lock);
+    bool loses_cache = file->loses_cache;
+    pthread_mutex_unlock(&file->lock);
+    return loses_cache;
 }
 
 bool fsti_file_derived_bypasses_cache(fsti_file *file) {

@@ -78,6 +78,10 @@ bool fsti_file_is_cached(fsti_file *file);
 /// Whether its file system belongs to another machine or process, by its kind: a read may wait
 /// long, so many must be under way at once.
 bool fsti_file_is_distant(fsti_file *file);
+/// Whether its file system drops the file's cached pages whenever a program opens it, as many
+/// user-space file systems do: then the page cache is of no use to the next program. Found out by
+/// opening it for direct reads; false if that is impossible.
+bool fsti_file_loses_cache(fsti_file *file);
 
 /// For a derived file, whether the stored file can be read directly, or only through the page
 /// cache. Both are false for other files.

@@ -21,8 +21,8 @@ struct fsti_file {
     atomic_bool in_parts;         ///< see fsti_file_read_parts()
     atomic_bool residency_denied; ///< the kernel refused to report residency
     struct timespec modified;
-    pthread_mutex_t lock; ///< protects the fields created on first use, below
-    bool direct_probed;
+    pthread_mutex_t lock;            ///< protects the fields created on first use, below
+    bool direct_probed, loses_cache; ///< see fsti_file_loses_cache()
     bool file_system_known, is_cached, is_distant, is_memory; ///< see fsti_file_is_cached()
     int fd_direct; ///< the file opened with O_DIRECT, or -1
     char direct_reason[128];

@@ -184,15 +184,18 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *req
         return FST_OK;
     }
     bool clears = request->clears_cache;
+    bool keeps = request->keeps_cache;
     if (!is_route_given(file, request, out)) {
         fsti_io_facts io;
         fsti_io_probe(file, &io_request, &io);
-        out->is_cached = request->keeps_cache && fsti_file_is_cached(file);
-        // File systems with their own readahead get large reads.
+        keeps = keeps && (request->must_keep_cache || !fsti_file_loses_cache(file));
+        out->is_cached = keeps && fsti_file_is_cached(file);
+        // File systems with their own readahead get large reads. A read of a distant one may wait,
+        // and more threads than rings can wait.
         fsti_route_facts facts = {.has_direct = io.has_direct,
-                                  .has_ring = io.has_ring,
+                                  .has_ring = io.has_ring && !fsti_file_is_distant(file),
                                   .copies_mapping = io.copies_mapping && !out->is_cached,
-                                  .keeps_cache = request->keeps_cache};
+                                  .keeps_cache = keeps};
         fsti_route absent = fsti_policy_route(&facts);
         atomic_init(&out->absent, absent);
         if (io.copies_mapping) out->resident = &fsti_io_engine_mmap;
@@ -200,7 +203,9 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *req
         snprintf(
             out->reason, sizeof out->reason, "uncached chunks by %s%s (%.120s), cached chunks %s",
             fsti_route_reader(absent)->name, clears ? ", then dropped from the page cache" : "",
-            request->keeps_cache ? "and kept in the page cache" : io.absent_reason,
+            keeps                  ? "and kept in the page cache"
+            : request->keeps_cache ? "not kept: the file system drops cached pages at each open"
+                                   : io.absent_reason,
             io.resident_reason);
     }
     // Readahead beyond a range would not be dropped.
@@ -238,6 +243,7 @@ static load_route_request request_for(const fst_loader *loader, const fsti_plan 
         .engine = loader->tuning.engine,
         .no_mapping = find_mapping_obstacle(loader),
         .keeps_cache = loader->policy.keeps_cache,
+        .must_keep_cache = loader->options.cache == FST_CACHE_KEEP,
         .clears_cache = loader->policy.clears_cache,
         .is_small = !loader->policy.clears_cache &&
                     fsti_policy_is_small(plan->bytes_planned, loader->facts.budget_bytes != 0),

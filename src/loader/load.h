@@ -85,6 +85,7 @@ typedef struct load_route_request {
     fst_engine engine;
     const char *no_mapping; ///< see fsti_io_request
     bool keeps_cache, clears_cache;
+    bool must_keep_cache;  ///< the program asked for it, even if the next open drops it
     bool is_small;         ///< probing is not worth it
     uint64_t buffer_bytes; ///< address space that the load's buffers will take
 } load_route_request;
