@@ -103,7 +103,8 @@ static void start(uint64_t unique, const struct fuse_init_in *in) {
     struct fuse_init_out out = {.major = FUSE_KERNEL_VERSION,
                                 .minor = 31,
                                 .max_readahead = in->max_readahead,
-                                .flags = FUSE_ASYNC_READ | FUSE_MAX_PAGES | FUSE_PARALLEL_DIROPS,
+                                .flags = FUSE_ASYNC_READ | FUSE_ASYNC_DIO | FUSE_MAX_PAGES |
+                                         FUSE_PARALLEL_DIROPS,
                                 .max_background = THREADS,
                                 .congestion_threshold = THREADS,
                                 .max_write = 4096,

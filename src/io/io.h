@@ -287,6 +287,15 @@ void fsti_file_advise_random(const fsti_file *file);
 /// size of its pages.
 void fsti_file_advise_sequential(const fsti_file *file);
 
+/// Whether the file system is distant and takes long to answer a read, by the time of one read of
+/// an absent page of [begin, end). Each file system is timed once a minute at most. False if all is
+/// cached, or unknown.
+bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end);
+/// Has page faults of a mapping of the whole file read 4 MiB at once, whatever the readahead
+/// setting of the device, but nothing behind `end`.
+void fsti_file_advise_large_reads(const fsti_file *file, char *mapping, uint64_t begin,
+                                  uint64_t end);
+
 /// Installs the SIGBUS guard once per process. False if that failed or the program replaced the
 /// handler.
 bool fsti_io_guard_ready(void);

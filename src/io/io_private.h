@@ -52,6 +52,8 @@ bool fsti_io_file_is_memory(fsti_file *file);
 /// Opens the file of a descriptor again. `path` (may be NULL) is used on systems without /proc, if
 /// it still is that file's. -1 with errno on failure.
 int fsti_io_reopen(int fd, const char *path, int flags);
+/// Has the kernel start to read [begin, end), in calls small enough for every device's limit.
+void fsti_io_start_reads(int fd, uint64_t begin, uint64_t end);
 /// pread(2) from any source. The result is the number of bytes, or -errno.
 void fsti_io_file_pread(fsti_io_op *read);
 

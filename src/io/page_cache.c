@@ -84,9 +84,8 @@ void fsti_stream_close(fsti_file_stream *stream) {
     fsti_free(stream);
 }
 
-/// Has the kernel start to read [begin, end), in calls small enough for every device's limit. One
-/// call for all of it comes first, which takes a third less CPU time if the device allows it.
-static void start_reads(int fd, uint64_t begin, uint64_t end) {
+// One call for all of it comes first, which takes a third less CPU time if the device allows it.
+void fsti_io_start_reads(int fd, uint64_t begin, uint64_t end) {
     enum { ADVICE_BYTES = 128 << 10 };
     if (end > begin) posix_fadvise(fd, (off_t)begin, (off_t)(end - begin), POSIX_FADV_WILLNEED);
     for (uint64_t at = begin; at < end; at += ADVICE_BYTES)
@@ -96,7 +95,7 @@ static void start_reads(int fd, uint64_t begin, uint64_t end) {
 /// Advises that [begin, end) and more will be read.
 static void advise(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
     uint64_t until = fsti_max(fsti_min(end + ADVISED_BYTES, stream->end), end);
-    start_reads(stream->fd, fsti_max(begin, fsti_min(stream->advised_end, until)), until);
+    fsti_io_start_reads(stream->fd, fsti_max(begin, fsti_min(stream->advised_end, until)), until);
     stream->advised_end = until;
 }
 
@@ -220,7 +219,7 @@ void fsti_file_read_parts(fsti_file *file) {
 
 void fsti_file_start_part(const fsti_file *file, uint64_t begin, uint64_t end) {
     if (atomic_load(&file->in_parts) && fsti_io_file_is_plain(file))
-        start_reads(file->fd, begin, end);
+        fsti_io_start_reads(file->fd, begin, end);
 }
 
 void fsti_file_drop_cached(const fsti_file *file, uint64_t begin, uint64_t end) {

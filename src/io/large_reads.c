@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Large reads of mappings, for file systems that take long to answer each read.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "io_private.h"
+
+/// An answer that takes at least this long is slow. With faster ones the usual reads, of many
+/// threads, are enough; and a server with one thread may answer small reads faster than large ones.
+#define SLOW_ANSWER_NS 2000000u
+/// How much of the end of a range is examined: it must be absent to be timed.
+#define TIMED_BYTES ((uint64_t)64 << 10)
+
+/// A page fault of a mapping with this advice reads the size of two huge pages, from the boundary
+/// before it on, in requests as large as the file system accepts (do_sync_mmap_readahead() in
+/// mm/filemap.c, since Linux 5.18).
+#define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
+#define USUAL_PAGE_BYTES 4096u
+
+/// File systems that were timed. Their numbers are used again after a while.
+#define DEVICE_COUNT_MAX 16u
+#define VALID_NS ((uint64_t)60 * 1000000000)
+typedef struct timed_device {
+    uint64_t device, timed_at_ns;
+    bool is_slow;
+} timed_device;
+
+static struct {
+    pthread_mutex_t lock;
+    timed_device devices[DEVICE_COUNT_MAX];
+    unsigned next; ///< is replaced next
+} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_once_t known_once = PTHREAD_ONCE_INIT;
+static void register_known(void) { fsti_fork_lock(&known.lock); }
+
+static bool find_device(uint64_t device, bool *is_slow) {
+    bool is_found = false;
+    pthread_mutex_lock(&known.lock);
+    for (unsigned i = 0; i < DEVICE_COUNT_MAX && !is_found; i++) {
+        const timed_device *timed = &known.devices[i];
+        is_found = timed->timed_at_ns != 0 && timed->device == device &&
+                   fsti_now_ns() - timed->timed_at_ns < VALID_NS;
+        if (is_found) *is_slow = timed->is_slow;
+    }
+    pthread_mutex_unlock(&known.lock);
+    return is_found;
+}
+
+static void note_device(uint64_t device, bool is_slow) {
+    pthread_mutex_lock(&known.lock);
+    known.devices[known.next++ % DEVICE_COUNT_MAX] = (timed_device){device, fsti_now_ns(), is_slow};
+    pthread_mutex_unlock(&known.lock);
+}
+
+/// Reads the last byte of a range, if that is not cached. False: it is, or the read failed.
+static bool time_answer(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *ns) {
+    char byte;
+    uint64_t resident, from = fsti_max(begin, end - fsti_min(end, TIMED_BYTES));
+    if (!fsti_file_resident(file, from, end, &resident) || resident > 0) return false;
+    uint64_t start_ns = fsti_now_ns();
+    bool is_read = pread(file->fd, &byte, 1, (off_t)end - 1) == 1;
+    *ns = fsti_now_ns() - start_ns;
+    return is_read;
+}
+
+bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end) {
+    bool is_slow = false;
+    uint64_t ns;
+    if (begin >= end || !fsti_file_is_distant(file)) return false;
+    pthread_once(&known_once, register_known);
+    if (find_device(file->device, &is_slow)) return is_slow;
+    if (!time_answer(file, begin, end, &ns)) return false;
+    is_slow = ns >= SLOW_ANSWER_NS;
+    note_device(file->device, is_slow);
+    return is_slow;
+}
+
+void fsti_file_advise_large_reads(const fsti_file *file, char *mapping, uint64_t begin,
+                                  uint64_t end) {
+    if (fsti_page_bytes() != USUAL_PAGE_BYTES) return; // huge pages are far larger then
+    // Faults from the first boundary to two huge pages before the end read nothing else. Before the
+    // data of a file there is only its header.
+    uint64_t from = begin < HUGE_PAGE_BYTES ? 0 : fsti_align_up(begin, HUGE_PAGE_BYTES);
+    uint64_t until = end == file->size_bytes ? end : end - fsti_min(end, 2 * HUGE_PAGE_BYTES);
+    if (from >= until || madvise(mapping + from, until - from, MADV_HUGEPAGE) != 0) return;
+    // The rest is small.
+    if (begin < from) fsti_io_start_reads(file->fd, begin, from);
+    if (until < end) fsti_io_start_reads(file->fd, until, end);
+}
