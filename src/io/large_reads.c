@@ -9,7 +9,7 @@
 /// An answer that takes at least this long is slow. With faster ones the usual reads, of many
 /// threads, are enough; and a server with one thread may answer small reads faster than large ones.
 #define SLOW_ANSWER_NS 2000000u
-/// How much of the end of a range is examined: it must be absent to be timed.
+/// How much of the middle of a range is examined: it must be absent to be timed.
 #define TIMED_BYTES ((uint64_t)64 << 10)
 
 /// A page fault of a mapping with this advice reads the size of two huge pages, from the boundary
@@ -54,13 +54,14 @@ static void note_device(uint64_t device, bool is_slow) {
     pthread_mutex_unlock(&known.lock);
 }
 
-/// Reads the last byte of a range, if that is not cached. False: it is, or the read failed.
+/// Reads a byte in the middle of a range, if that is not cached. False: it is, or the read failed.
 static bool time_answer(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *ns) {
     char byte;
-    uint64_t resident, from = fsti_max(begin, end - fsti_min(end, TIMED_BYTES));
-    if (!fsti_file_resident(file, from, end, &resident) || resident > 0) return false;
+    uint64_t resident, middle = begin + (end - begin) / 2;
+    uint64_t until = fsti_min(middle + TIMED_BYTES, end);
+    if (!fsti_file_resident(file, middle, until, &resident) || resident > 0) return false;
     uint64_t start_ns = fsti_now_ns();
-    bool is_read = pread(file->fd, &byte, 1, (off_t)end - 1) == 1;
+    bool is_read = pread(file->fd, &byte, 1, (off_t)middle) == 1;
     *ns = fsti_now_ns() - start_ns;
     return is_read;
 }
