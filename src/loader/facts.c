@@ -190,15 +190,11 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *req
         fsti_io_probe(file, &io_request, &io);
         keeps = keeps && (request->must_keep_cache || !fsti_file_loses_cache(file));
         out->is_cached = keeps && fsti_file_is_cached(file);
-        // File systems with their own readahead get large reads, or large page faults if each read
-        // waits long. More threads than rings can wait.
-        fsti_route_facts facts = {
-            .has_direct = io.has_direct,
-            .has_ring = io.has_ring && !fsti_file_is_distant(file),
-            .copies_mapping =
-                io.copies_mapping &&
-                (!out->is_cached || fsti_file_answers_slowly(file, 0, fsti_file_size(file))),
-            .keeps_cache = keeps};
+        // File systems with their own readahead get large reads. More threads than rings can wait.
+        fsti_route_facts facts = {.has_direct = io.has_direct,
+                                  .has_ring = io.has_ring && !fsti_file_is_distant(file),
+                                  .copies_mapping = io.copies_mapping && !out->is_cached,
+                                  .keeps_cache = keeps};
         fsti_route absent = fsti_policy_route(&facts);
         atomic_init(&out->absent, absent);
         if (io.copies_mapping) out->resident = &fsti_io_engine_mmap;
@@ -267,19 +263,18 @@ static void check_view_residency(const fst_loader *loader, const fsti_plan_exten
     fsti_file_advise_sequential(file);
 }
 
-/// The mapping whose page faults read absent bytes of a file of a cached file system; NULL: reads
-/// do that.
+/// The mapping whose page faults are to read the absent bytes of a file; NULL: reads do that.
 static const char *faulted_mapping(const fst_loader *loader, uint32_t file, bool is_view,
                                    const fsti_file_route *route) {
     if (!route->is_cached || !loader->policy.keeps_cache) return NULL;
     if (is_view) return loader->files[file].view->data;
-    bool is_mapped = atomic_load(&route->absent) == FSTI_ROUTE_MAPPING;
-    return is_mapped ? fsti_io_file_mapping(loader->files[file].file) : NULL;
+    bool is_buffered = atomic_load(&route->absent) == FSTI_ROUTE_CACHE;
+    return is_buffered ? fsti_io_file_mapping(loader->files[file].file) : NULL;
 }
 
 /// Where file systems answer slowly, page faults are to read large parts of the plan's extents.
 static void enlarge_reads(const fst_loader *loader, const fsti_plan *plan, bool is_view,
-                          const fsti_file_route *routes) {
+                          fsti_file_route *routes) {
     for (size_t i = 0; i < plan->extent_count;) {
         uint32_t index = plan->extents[i].file;
         uint64_t begin = plan->extents[i].begin, end = begin;
@@ -288,11 +283,14 @@ static void enlarge_reads(const fst_loader *loader, const fsti_plan *plan, bool 
                plan->extents[i].begin - end < fsti_page_bytes();
              i++)
             end = plan->extents[i].end;
-        const char *mapping = faulted_mapping(loader, index, is_view, &routes[index]);
         fsti_file *file = loader->files[index].file;
-        if (mapping != NULL && end - begin >= STREAM_BYTES_MIN &&
-            fsti_file_answers_slowly(file, begin, end))
-            fsti_file_advise_large_reads(file, (char *)(uintptr_t)mapping, begin, end);
+        bool is_slow =
+            end - begin >= STREAM_BYTES_MIN && fsti_file_answers_slowly(file, begin, end);
+        const char *mapping =
+            is_slow ? faulted_mapping(loader, index, is_view, &routes[index]) : NULL;
+        if (mapping == NULL) continue;
+        fsti_file_advise_large_reads(file, (char *)(uintptr_t)mapping, begin, end);
+        routes[index].has_large_faults = true;
     }
 }
 

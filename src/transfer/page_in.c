@@ -58,6 +58,17 @@ fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_
     return status;
 }
 
+void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    uint32_t index = pipeline->job.plan->extents[range->extent].file;
+    fsti_file *file = pipeline->job.files[index].file;
+    if (!pipeline->job.routes[index].has_large_faults || pipeline->chunks[chunk].is_resident)
+        return;
+    // Errors are left to the read, which adds where they are.
+    (void)populate_chunk(pipeline, chunk, counts, NULL);
+    fsti_io_drop_mapped(file, range->begin, range->end);
+}
+
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end) {
     const fsti_job *job = &pipeline->job;
     fsti_file *file = job->files[job->plan->extents[job->plan->chunks[chunk].extent].file].file;

@@ -14,6 +14,7 @@ typedef struct fsti_file_route {
     atomic_int absent;              ///< fsti_route of the other absent bytes; only moves forward
     const fsti_io_engine *forced;   ///< NULL: the route decides
     bool is_cached;                 ///< see fsti_file_is_cached()
+    bool has_large_faults;          ///< see fsti_page_in_before_read()
     char reason[256];
 } fsti_file_route;
 

@@ -75,6 +75,9 @@ bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk);
 /// be taken again by any thread, to be copied. So the storage is not idle while chunks are copied.
 fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_returned,
                               worker_counts *counts, fst_error *error);
+/// Before buffered reads of a chunk from a file system that answers slowly: reads it into the page
+/// cache by large page faults, because buffered reads would wait for 128 KiB at a time.
+void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 /// Leaves bytes of a chunk that were copied from the mapping: unmaps them, or keeps them for the
 /// next small loads.
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end);

@@ -483,6 +483,7 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     if (target.answer == SINK_DONE) return FST_OK;
     io_lane *lane;
     FST_TRY(lane_of_chunk(self, chunk, &lane, error));
+    fsti_page_in_before_read(pipeline, chunk, &self->counts);
     bool is_ring = lane->engine->is_async && !pipeline->sink->has_slots;
     pipeline->chunks[chunk].method =
         (uint8_t)(is_ring ? choose_ring_method(pipeline, lane->engine, chunk) : FST_RING_AUTO);

@@ -4,6 +4,7 @@
 /// each read. Then reads are large.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,6 +33,8 @@ static struct {
 
 int __real_fstatfs64(int fd, struct statfs64 *out);
 int __wrap_fstatfs64(int fd, struct statfs64 *out);
+int __real_madvise(void *address, size_t size, int advice);
+int __wrap_madvise(void *address, size_t size, int advice);
 int __real_fstat64(int fd, struct stat64 *out);
 int __wrap_fstat64(int fd, struct stat64 *out);
 ssize_t __real_pread64(int fd, void *target, size_t size, off_t at);
@@ -44,6 +47,12 @@ int __wrap_fstatfs64(int fd, struct statfs64 *out) {
     int result = __real_fstatfs64(fd, out);
     if (kernel.is_on) out->f_type = FUSE_MAGIC;
     return result;
+}
+
+static atomic_ullong populated_bytes;
+int __wrap_madvise(void *address, size_t size, int advice) {
+    if (advice == 22) populated_bytes += size; // MADV_POPULATE_READ, Linux 5.14
+    return __real_madvise(address, size, advice);
 }
 
 int __wrap_fstat64(int fd, struct stat64 *out) {
@@ -101,6 +110,7 @@ static fst_load_stats load_as(fst_load_mode mode, fst_cache cache, bool *are_lar
     kernel.is_on = true;
     kernel.number++;
     kernel.direct_opens = kernel.timed_reads = 0;
+    populated_bytes = 0;
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) abort();
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
     if (fst_loader_wait(loader, -1, NULL) != FST_OK) abort();
@@ -173,7 +183,8 @@ TEST(page_faults_of_a_slow_file_system_read_large_parts)
         CHECK_INT(are_large, is_slow);
         CHECK_INT(kernel.timed_reads, 1);
         stats = load_as(FST_MODE_LOAD, FST_CACHE_AUTO, &are_large);
-        CHECK_INT(stats.bytes_mapped, is_slow ? COUNT * BYTES : 0);
+        CHECK_INT(populated_bytes >= COUNT * BYTES, is_slow);
+        CHECK_INT(stats.bytes_read, COUNT * BYTES);
         CHECK_INT(stats.cache_bytes, COUNT * BYTES);
         CHECK_INT(kernel.timed_reads, 1);
     }
