@@ -179,8 +179,8 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
 def small_gains(rows: dict[Any, Row]) -> str:
     """Where fastsafetensors gains little or is slower, for README.md."""
     page = "docs/benchmarks/README.md#where-fastsafetensors-gains-nothing"
-    lines = [f"**Where it gains less, or is slower** ([all rows with a speedup below 1.1x]({page})):",
-             ""]
+    lines = ["**Where it gains less, or is slower** ([all rows with a speedup below 1.1x]"
+             f"({page})):", ""]
     for label, parts in SMALL:
         cells = [f"{text} ({factor(rows[key].speedup)})" for text, key in parts]
         first, *rest = wrap(f"{label}: {'; '.join(cells)}", 106).split("\n")
