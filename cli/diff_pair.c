@@ -58,13 +58,8 @@ static void visit_bytes(void *context, const fst_tensor_view *a, const fst_tenso
     if (*same && memcmp(a->data, b->data, a->size_bytes) != 0) *same = false;
 }
 
-/// Compares bits, so that equal NaNs compare as equal.
-static bool same_bits(double a, double b) {
-    uint64_t a_bits, b_bits;
-    memcpy(&a_bits, &a, sizeof a_bits);
-    memcpy(&b_bits, &b, sizeof b_bits);
-    return a_bits == b_bits;
-}
+/// Also true for two infinities and for two NaNs of any bits, whose differences are NaN.
+static bool same_values(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
 
 /// The difference of element `i`; 0: equal. False if the dtype has no numbers.
 static bool compare_element(const fst_tensor_view *a, const fst_tensor_view *b, uint64_t i,
@@ -76,8 +71,7 @@ static bool compare_element(const fst_tensor_view *a, const fst_tensor_view *b, 
         return true;
     }
     if (!cli_value_at(a, i, &left) || !cli_value_at(b, i, &right)) return false;
-    *difference =
-        same_bits(left, right) ? 0 : fabs(left - right); // also 0 for zeros of different sign
+    *difference = same_values(left, right) ? 0 : fabs(left - right);
     return true;
 }
 

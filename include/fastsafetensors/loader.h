@@ -180,7 +180,7 @@ typedef struct fst_load_options {
     int map_read_only; ///< 1: a store to a memory-mapped tensor faults; 0: stores stay private
 
     /// 0: the number of CPUs that the process may use, at most 16, or 8 for a GPU; at least 2 with
-    /// an io_uring, and 4 for reads that block.
+    /// an io_uring, 4 for reads that block, and 32 on network and user-space file systems.
     uint32_t thread_count;
 
     /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The
@@ -214,7 +214,8 @@ typedef struct fst_load_options {
 } fst_load_options;
 
 /// Plans a load and starts it in the background; up to 64 KiB, or up to 1 MiB that is in the page
-/// cache, is read before the call returns. `options` may be NULL. `model` may be closed afterwards.
+/// cache, is read before the call returns. For owned memory, files of user-space file systems are
+/// opened once more before. `options` may be NULL. `model` may be closed afterwards.
 /// On success *out is a loader, to be closed with fst_loader_close(). FST_E_ARGUMENT: an index or a
 /// part out of range, a destination of another size, options that exclude each other, or an option
 /// that has no effect with this mode or device (an engine with MAP, a stream on the CPU). Options

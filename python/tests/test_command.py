@@ -514,3 +514,12 @@ def test_verify_reports_every_fault(run, sharded, tmp_path):
     shards[0].unlink()
     done = run("verify", folder)
     assert done.returncode == 1 and shards[0].name in done.stderr and shards[1].name in done.stderr
+
+
+def test_diff_takes_all_nans_as_equal(run, tmp_path, torch):
+    infinite, path = torch.tensor([float("inf")]), tmp_path
+    nan = torch.tensor([0x7fc00000], dtype=torch.int32).view(torch.float32)
+    other = torch.tensor([-0x40], dtype=torch.int16).view(torch.bfloat16)  # with its sign bit set
+    save_file({"a": torch.cat([nan, infinite])}, path / "a")
+    save_file({"a": torch.cat([other, infinite.bfloat16()])}, path / "b")
+    assert "0 of 2 elements" in run("diff", "--values", path / "a", path / "b").stdout

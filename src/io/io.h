@@ -291,7 +291,7 @@ void fsti_file_advise_sequential(const fsti_file *file);
 /// an absent page of [begin, end). Each file system is timed once a minute at most. False if all is
 /// cached, or unknown.
 bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end);
-/// Has page faults of a mapping of the whole file read 4 MiB at once, whatever the readahead
+/// Has page faults of a mapping of the whole file read 2 MiB at once, whatever the readahead
 /// setting of the device, but nothing behind `end`.
 void fsti_file_advise_large_reads(const fsti_file *file, char *mapping, uint64_t begin,
                                   uint64_t end);

@@ -9,12 +9,14 @@
 /// An answer that takes at least this long is slow. With faster ones the usual reads, of many
 /// threads, are enough; and a server with one thread may answer small reads faster than large ones.
 #define SLOW_ANSWER_NS 2000000u
-/// How much of the middle of a range is examined: it must be absent to be timed.
+/// A read is timed where so much is absent, at one of several places, because other processes may
+/// have read parts of the range.
 #define TIMED_BYTES ((uint64_t)64 << 10)
+#define PLACE_COUNT 16u
 
-/// A page fault of a mapping with this advice reads the size of two huge pages, from the boundary
-/// before it on, in requests as large as the file system accepts (do_sync_mmap_readahead() in
-/// mm/filemap.c, since Linux 5.18).
+/// With MADV_HUGEPAGE a page fault reads the bytes of an aligned huge page, in requests as large as
+/// the file system accepts (do_sync_mmap_readahead() in mm/filemap.c, since Linux 5.18). Without
+/// MADV_RANDOM it would read ahead as well, and then go on in small parts.
 #define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 #define USUAL_PAGE_BYTES 4096u
 
@@ -54,14 +56,25 @@ static void note_device(uint64_t device, bool is_slow) {
     pthread_mutex_unlock(&known.lock);
 }
 
-/// Reads a byte in the middle of a range, if that is not cached. False: it is, or the read failed.
+/// A place in the range where nothing is cached. False: none was found, or unknown.
+static bool find_absent(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *place) {
+    uint64_t resident, step = (end - begin) / (PLACE_COUNT + 1);
+    for (unsigned i = PLACE_COUNT; i > 0; i--) { // from the end: processes read from the beginning
+        *place = begin + i * step;
+        uint64_t until = fsti_min(*place + TIMED_BYTES, end);
+        if (!fsti_file_resident(file, *place, until, &resident)) return false;
+        if (resident == 0) return true;
+    }
+    return false;
+}
+
+/// Reads one absent byte of a range. False: all places are cached, or the read failed.
 static bool time_answer(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *ns) {
     char byte;
-    uint64_t resident, middle = begin + (end - begin) / 2;
-    uint64_t until = fsti_min(middle + TIMED_BYTES, end);
-    if (!fsti_file_resident(file, middle, until, &resident) || resident > 0) return false;
+    uint64_t place;
+    if (!find_absent(file, begin, end, &place)) return false;
     uint64_t start_ns = fsti_now_ns();
-    bool is_read = pread(file->fd, &byte, 1, (off_t)middle) == 1;
+    bool is_read = pread(file->fd, &byte, 1, (off_t)place) == 1;
     *ns = fsti_now_ns() - start_ns;
     return is_read;
 }
@@ -81,11 +94,12 @@ bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end) {
 void fsti_file_advise_large_reads(const fsti_file *file, char *mapping, uint64_t begin,
                                   uint64_t end) {
     if (fsti_page_bytes() != USUAL_PAGE_BYTES) return; // huge pages are far larger then
-    // Faults from the first boundary to two huge pages before the end read nothing else. Before the
-    // data of a file there is only its header.
+    // Before the data of a file there is only its header.
     uint64_t from = begin < HUGE_PAGE_BYTES ? 0 : fsti_align_up(begin, HUGE_PAGE_BYTES);
-    uint64_t until = end == file->size_bytes ? end : end - fsti_min(end, 2 * HUGE_PAGE_BYTES);
-    if (from >= until || madvise(mapping + from, until - from, MADV_HUGEPAGE) != 0) return;
+    uint64_t until = end == file->size_bytes ? end : fsti_align_down(end, HUGE_PAGE_BYTES);
+    if (from >= until || madvise(mapping + from, until - from, MADV_RANDOM) != 0 ||
+        madvise(mapping + from, until - from, MADV_HUGEPAGE) != 0)
+        return;
     // The rest is small.
     if (begin < from) fsti_io_start_reads(file->fd, begin, from);
     if (until < end) fsti_io_start_reads(file->fd, until, end);

@@ -199,13 +199,17 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *req
         atomic_init(&out->absent, absent);
         if (io.copies_mapping) out->resident = &fsti_io_engine_mmap;
         clears = clears && absent == FSTI_ROUTE_CACHE;
-        snprintf(
-            out->reason, sizeof out->reason, "uncached chunks by %s%s (%.120s), cached chunks %s",
-            fsti_route_reader(absent)->name, clears ? ", then dropped from the page cache" : "",
-            keeps                  ? "and kept in the page cache"
-            : request->keeps_cache ? "not kept: the file system drops cached pages at each open"
-                                   : io.absent_reason,
-            io.resident_reason);
+        const char *reader = fsti_route_reader(absent)->name;
+        if (request->keeps_cache && !keeps)
+            snprintf(out->reason, sizeof out->reason,
+                     "but uncached chunks by %s (the file system drops cached pages at each open), "
+                     "cached chunks %s",
+                     reader, io.resident_reason);
+        else
+            snprintf(out->reason, sizeof out->reason,
+                     "uncached chunks by %s%s (%.120s), cached chunks %s", reader,
+                     clears ? ", then dropped from the page cache" : "",
+                     keeps ? "and kept in the page cache" : io.absent_reason, io.resident_reason);
     }
     // Readahead beyond a range would not be dropped.
     if (clears && out->forced == NULL) fsti_file_advise_random(file);
@@ -263,35 +267,14 @@ static void check_view_residency(const fst_loader *loader, const fsti_plan_exten
     fsti_file_advise_sequential(file);
 }
 
-/// The mapping whose page faults are to read the absent bytes of a file; NULL: reads do that.
-static const char *faulted_mapping(const fst_loader *loader, uint32_t file, bool is_view,
-                                   const fsti_file_route *route) {
-    if (!route->is_cached || !loader->policy.keeps_cache) return NULL;
-    if (is_view) return loader->files[file].view->data;
-    bool is_buffered = atomic_load(&route->absent) == FSTI_ROUTE_CACHE;
-    return is_buffered ? fsti_io_file_mapping(loader->files[file].file) : NULL;
-}
-
-/// Where file systems answer slowly, page faults are to read large parts of the plan's extents.
-static void enlarge_reads(const fst_loader *loader, const fsti_plan *plan, bool is_view,
-                          fsti_file_route *routes) {
-    for (size_t i = 0; i < plan->extent_count;) {
-        uint32_t index = plan->extents[i].file;
-        uint64_t begin = plan->extents[i].begin, end = begin;
-        // Neighbours are one range, or the end of each would be read in small parts.
-        for (; i < plan->extent_count && plan->extents[i].file == index &&
-               plan->extents[i].begin - end < fsti_page_bytes();
-             i++)
-            end = plan->extents[i].end;
-        fsti_file *file = loader->files[index].file;
-        bool is_slow =
-            end - begin >= STREAM_BYTES_MIN && fsti_file_answers_slowly(file, begin, end);
-        const char *mapping =
-            is_slow ? faulted_mapping(loader, index, is_view, &routes[index]) : NULL;
-        if (mapping == NULL) continue;
-        fsti_file_advise_large_reads(file, (char *)(uintptr_t)mapping, begin, end);
-        routes[index].has_large_faults = true;
-    }
+/// Whether page faults may read the absent bytes of a file, if its file system answers slowly. The
+/// mapping for that must not take address space from buffers.
+static bool may_fault(const fst_loader *loader, uint32_t file, bool is_view,
+                      const fsti_file_route *route) {
+    if (!route->is_cached || !loader->policy.keeps_cache) return false;
+    if (!fsti_file_is_distant(loader->files[file].file)) return false;
+    return is_view || (atomic_load(&route->absent) == FSTI_ROUTE_CACHE && route->forced == NULL &&
+                       fsti_address_space_left() == UINT64_MAX);
 }
 
 /// Facts for the number of threads. If address space is limited, buffers reserve theirs first.
@@ -333,8 +316,9 @@ fst_status fsti_loader_find_methods(fst_loader *loader, const fsti_plan *plan, b
             check_view_residency(loader, &plan->extents[i], route);
         else if (route->resident == NULL)
             FST_TRY(fsti_loader_find_route(loader->files[file].file, &request, route, error));
+        if (may_fault(loader, file, is_view, route))
+            atomic_init(&route->faults, FSTI_FAULTS_UNKNOWN);
     }
-    enlarge_reads(loader, plan, is_view, out->routes);
     probe_threads(loader, plan, is_view, out);
     return FST_OK;
 }

@@ -58,15 +58,60 @@ fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_
     return status;
 }
 
+/// The mapping whose page faults read the file.
+static char *find_mapping(const fsti_pipeline *pipeline, uint32_t index) {
+    const fsti_job_file *file = &pipeline->job.files[index];
+    return pipeline->sink->is_view ? file->view->data
+                                   : (char *)(uintptr_t)fsti_io_file_mapping(file->file);
+}
+
+/// Below this size of a range, large reads do not pay off.
+#define LARGE_RANGE_BYTES ((uint64_t)16 << 20)
+
+/// Has page faults read large parts of the file's ranges, if its file system answers slowly.
+static fsti_route_faults enlarge_reads(const fsti_pipeline *pipeline, uint32_t index) {
+    const fsti_plan *plan = pipeline->job.plan;
+    fsti_file *file = pipeline->job.files[index].file;
+    fsti_route_faults result = FSTI_FAULTS_SMALL;
+    for (size_t i = 0; i < plan->extent_count;) {
+        uint32_t owner = plan->extents[i].file;
+        uint64_t begin = plan->extents[i].begin, end = begin;
+        // Neighbours are one range, or the end of each would be read in small parts.
+        for (; i < plan->extent_count && plan->extents[i].file == owner &&
+               plan->extents[i].begin - end < fsti_page_bytes();
+             i++)
+            end = plan->extents[i].end;
+        if (owner != index || end - begin < LARGE_RANGE_BYTES ||
+            !fsti_file_answers_slowly(file, begin, end))
+            continue;
+        char *mapping = find_mapping(pipeline, index);
+        if (mapping == NULL) break;
+        fsti_file_advise_large_reads(file, mapping, begin, end);
+        result = FSTI_FAULTS_LARGE;
+    }
+    return result;
+}
+
+bool fsti_page_in_is_large(fsti_pipeline *pipeline, uint32_t chunk) {
+    uint32_t index = pipeline->job.plan->extents[pipeline->job.plan->chunks[chunk].extent].file;
+    atomic_int *faults = &pipeline->job.routes[index].faults;
+    if (atomic_load(faults) != FSTI_FAULTS_UNKNOWN) return atomic_load(faults) == FSTI_FAULTS_LARGE;
+    pthread_mutex_lock(&pipeline->faults_lock);
+    if (atomic_load(faults) == FSTI_FAULTS_UNKNOWN)
+        atomic_store(faults, (int)enlarge_reads(pipeline, index));
+    pthread_mutex_unlock(&pipeline->faults_lock);
+    return atomic_load(faults) == FSTI_FAULTS_LARGE;
+}
+
 void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    uint32_t index = pipeline->job.plan->extents[range->extent].file;
-    fsti_file *file = pipeline->job.files[index].file;
-    if (!pipeline->job.routes[index].has_large_faults || pipeline->chunks[chunk].is_resident)
+    if (pipeline->sink->is_view || pipeline->chunks[chunk].is_resident ||
+        !fsti_page_in_is_large(pipeline, chunk))
         return;
     // Errors are left to the read, which adds where they are.
     (void)populate_chunk(pipeline, chunk, counts, NULL);
-    fsti_io_drop_mapped(file, range->begin, range->end);
+    fsti_io_drop_mapped(pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file,
+                        range->begin, range->end);
 }
 
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end) {

@@ -161,6 +161,7 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&pipeline->lock, NULL);
     pthread_mutex_init(&pipeline->progress_lock, NULL);
+    pthread_mutex_init(&pipeline->faults_lock, NULL);
     pthread_cond_init(&pipeline->work_changed, &attributes);
     pthread_cond_init(&pipeline->chunk_finished, &attributes);
     pthread_condattr_destroy(&attributes);
@@ -239,6 +240,7 @@ static void stop_work(fsti_pipeline *pipeline) {
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
     pthread_mutex_destroy(&pipeline->progress_lock);
+    pthread_mutex_destroy(&pipeline->faults_lock);
 }
 
 void fsti_pipeline_close(fsti_pipeline *pipeline) {

@@ -149,6 +149,7 @@ struct fsti_pipeline {
     bool has_failed, is_placed; ///< is_placed: memory has a NUMA policy
     fst_error error;
     worker_counts counts;
+    pthread_mutex_t faults_lock;   ///< one thread examines a file system
     pthread_mutex_t progress_lock; ///< one progress callback at a time
     bool was_reported;             ///< the callback was called; protected by progress_lock
     atomic_bool

@@ -7,6 +7,14 @@
 #include "io/io.h"
 #include "plan/plan.h"
 
+/// How page faults of the file's mapping read. Large ones are for file systems that answer slowly,
+/// which the first thread that needs to know finds out.
+typedef enum fsti_route_faults {
+    FSTI_FAULTS_SMALL,
+    FSTI_FAULTS_UNKNOWN,
+    FSTI_FAULTS_LARGE,
+} fsti_route_faults;
+
 /// How absent and resident chunks of a file are read, and why.
 typedef struct fsti_file_route {
     const fsti_io_engine *resident; ///< NULL: the file is not read
@@ -14,7 +22,7 @@ typedef struct fsti_file_route {
     atomic_int absent;              ///< fsti_route of the other absent bytes; only moves forward
     const fsti_io_engine *forced;   ///< NULL: the route decides
     bool is_cached;                 ///< see fsti_file_is_cached()
-    bool has_large_faults;          ///< see fsti_page_in_before_read()
+    atomic_int faults;              ///< fsti_route_faults
     char reason[256];
 } fsti_file_route;
 

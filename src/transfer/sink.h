@@ -75,6 +75,9 @@ bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk);
 /// be taken again by any thread, to be copied. So the storage is not idle while chunks are copied.
 fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_returned,
                               worker_counts *counts, fst_error *error);
+/// Whether page faults read large parts of a chunk's file, because its file system answers slowly.
+/// The first call for a file reads a byte, to find out; other threads wait for that.
+bool fsti_page_in_is_large(fsti_pipeline *pipeline, uint32_t chunk);
 /// Before buffered reads of a chunk from a file system that answers slowly: reads it into the page
 /// cache by large page faults, because buffered reads would wait for 128 KiB at a time.
 void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);

@@ -154,6 +154,7 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_tar
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
     if (has_been_read(pipeline, chunk)) return finish_read(pipeline, chunk, counts, error);
     if (fsti_page_in_streams(pipeline, chunk)) return read_run(pipeline, chunk, counts, error);
+    (void)fsti_page_in_is_large(pipeline, chunk);
     counts->read_count++;
     return populate_view(pipeline, chunk, counts, error);
 }

@@ -386,7 +386,8 @@ static fst_status locate_failure(const fsti_pipeline *pipeline, uint32_t chunk, 
     uint64_t offset = cause->byte_offset;
     bool has_position = offset >= extent->begin && offset < extent->end;
     if (!has_position) offset = pipeline->job.plan->chunks[chunk].begin;
-    if (cause->status == FST_E_IO && cause->tensor[0] == '\0') {
+    bool lacks_tensor = cause->status == FST_E_IO || cause->status == FST_E_FILE_CHANGED;
+    if (lacks_tensor && cause->tensor[0] == '\0') {
         fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
         if (has_position) location.byte_offset = FST_NO_OFFSET; // the message already has it
         fsti_error_locate(cause, &location);
