@@ -517,6 +517,8 @@ def test_verify_reports_every_fault(run, sharded, tmp_path):
 
 
 def test_diff_takes_all_nans_as_equal(run, tmp_path, torch):
+    from fastsafetensors.torch import save_file
+
     infinite, path = torch.tensor([float("inf")]), tmp_path
     nan = torch.tensor([0x7fc00000], dtype=torch.int32).view(torch.float32)
     other = torch.tensor([-0x40], dtype=torch.int16).view(torch.bfloat16)  # with its sign bit set
