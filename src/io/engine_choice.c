@@ -63,8 +63,9 @@ fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, const fsti_i
 }
 
 void fsti_io_probe(fsti_file *file, const fsti_io_request *request, fsti_io_facts *out) {
-    const char *why_not;
-    *out = (fsti_io_facts){.copies_mapping = can_copy_mapping(file, request, &why_not)};
+    const char *why_not = "its small pages are slow to map";
+    *out = (fsti_io_facts){.copies_mapping = !fsti_io_file_is_memory(file) &&
+                                             can_copy_mapping(file, request, &why_not)};
     snprintf(out->resident_reason, sizeof out->resident_reason, "%s%s",
              out->copies_mapping ? "copied from a mapping" : "read with pread: ",
              out->copies_mapping ? "" : why_not);

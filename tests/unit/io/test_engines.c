@@ -256,6 +256,10 @@ TEST(files_in_memory_are_resident_without_holes)
         CHECK(fsti_file_resident(file, 0, BYTES, &bytes));
         CHECK_INT(bytes, BYTES - holes * PAGE);
         CHECK_INT(fsti_io_file_is_memory(file), holes == 0);
+        fsti_io_request request = {.buffer_bytes = BYTES};
+        fsti_io_facts facts;
+        fsti_io_probe(file, &request, &facts);
+        CHECK_INT(facts.copies_mapping, holes); // small pages are copied by read(2)
         fsti_file_unref(file);
     }
     close(fd);
