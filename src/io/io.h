@@ -287,9 +287,9 @@ void fsti_file_advise_random(const fsti_file *file);
 /// size of its pages.
 void fsti_file_advise_sequential(const fsti_file *file);
 
-/// Whether the file system is distant and takes long to answer a read, by the time of one read of
-/// an absent page of [begin, end). Each file system is timed once a minute at most. False if all is
-/// cached, or unknown.
+/// Whether the file system is distant and takes long to answer a read: reads an absent byte of
+/// [begin, end), or a few if the kernel hides what is absent. The answer holds for a minute. False
+/// if all is cached.
 bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end);
 /// Has page faults of a mapping of the whole file read 2 MiB at once, whatever the readahead
 /// setting of the device, but nothing behind `end`.

@@ -13,6 +13,7 @@
 /// have read parts of the range.
 #define TIMED_BYTES ((uint64_t)64 << 10)
 #define PLACE_COUNT 16u
+#define TRIES_MAX 4u
 
 /// With MADV_HUGEPAGE a page fault reads the bytes of an aligned huge page, in requests as large as
 /// the file system accepts (do_sync_mmap_readahead() in mm/filemap.c, since Linux 5.18). Without
@@ -56,45 +57,45 @@ static void note_device(uint64_t device, bool is_slow) {
     pthread_mutex_unlock(&known.lock);
 }
 
-/// A place in the range where nothing is cached. False: none was found, or unknown.
-static bool find_absent(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *place) {
-    uint64_t resident, step = (end - begin) / (PLACE_COUNT + 1);
-    for (unsigned i = PLACE_COUNT; i > 0; i--) { // from the end: processes read from the beginning
-        *place = begin + i * step;
-        uint64_t until = fsti_min(*place + TIMED_BYTES, end);
-        if (!fsti_file_resident(file, *place, until, &resident)) return false;
-        if (resident == 0) return true;
+/// Whether reading one byte takes long.
+static bool is_slow_read(const fsti_file *file, uint64_t at) {
+    char byte;
+    uint64_t start_ns = fsti_now_ns();
+    return pread(file->fd, &byte, 1, (off_t)at) == 1 && fsti_now_ns() - start_ns >= SLOW_ANSWER_NS;
+}
+
+/// Times reads in the range. *is_known: a read was slow, or one of absent bytes was not. If the
+/// kernel hides what is cached, some reads are tried.
+static bool time_answers(fsti_file *file, uint64_t begin, uint64_t end, bool *is_known) {
+    uint64_t step = (end - begin) / (PLACE_COUNT + 1);
+    *is_known = false;
+    // From the end, because other processes read from the beginning.
+    for (unsigned i = PLACE_COUNT, tries = 0; i > 0 && tries < TRIES_MAX && !*is_known; i--) {
+        uint64_t resident, at = begin + i * step, until = fsti_min(at + TIMED_BYTES, end);
+        bool has_residency = fsti_file_resident(file, at, until, &resident);
+        if (has_residency && resident > 0) continue;
+        bool is_slow = is_slow_read(file, at);
+        *is_known = is_slow || has_residency;
+        tries++;
+        if (is_slow) return true;
     }
     return false;
 }
 
-/// Reads one absent byte of a range. False: all places are cached, or the read failed.
-static bool time_answer(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *ns) {
-    char byte;
-    uint64_t place;
-    if (!find_absent(file, begin, end, &place)) return false;
-    uint64_t start_ns = fsti_now_ns();
-    bool is_read = pread(file->fd, &byte, 1, (off_t)place) == 1;
-    *ns = fsti_now_ns() - start_ns;
-    return is_read;
-}
-
 bool fsti_file_answers_slowly(fsti_file *file, uint64_t begin, uint64_t end) {
-    bool is_slow = false;
-    uint64_t ns;
+    bool is_slow = false, is_known;
     if (begin >= end || !fsti_file_is_distant(file)) return false;
     pthread_once(&known_once, register_known);
     if (find_device(file->device, &is_slow)) return is_slow;
-    if (!time_answer(file, begin, end, &ns)) return false;
-    is_slow = ns >= SLOW_ANSWER_NS;
-    note_device(file->device, is_slow);
+    is_slow = time_answers(file, begin, end, &is_known);
+    if (is_known) note_device(file->device, is_slow);
     return is_slow;
 }
 
 void fsti_file_advise_large_reads(const fsti_file *file, char *mapping, uint64_t begin,
                                   uint64_t end) {
     if (fsti_page_bytes() != USUAL_PAGE_BYTES) return; // huge pages are far larger then
-    // Before the data of a file there is only its header.
+    // Before the first boundary there is little but the header of the file.
     uint64_t from = begin < HUGE_PAGE_BYTES ? 0 : fsti_align_up(begin, HUGE_PAGE_BYTES);
     uint64_t until = end == file->size_bytes ? end : fsti_align_down(end, HUGE_PAGE_BYTES);
     if (from >= until || madvise(mapping + from, until - from, MADV_RANDOM) != 0 ||

@@ -23,10 +23,10 @@
 #define BYTES ((uint64_t)4 << 20)
 #define FUSE_MAGIC 0x65735546 // linux/magic.h
 
-/// The file system: whether an open drops pages, whether it refuses O_DIRECT, and whether it is
-/// slow to answer reads of a byte.
+/// The file system: whether an open drops pages, whether it refuses O_DIRECT, whether it is slow to
+/// answer reads of a byte, and whether it hides what is cached.
 static struct {
-    bool is_on, drops, refuses, is_slow;
+    bool is_on, drops, refuses, is_slow, hides;
     unsigned direct_opens, timed_reads, blocked_opens;
     pthread_t opener;
     dev_t number; ///< of the device, another one in each test
@@ -34,6 +34,8 @@ static struct {
 
 int __real_fstatfs64(int fd, struct statfs64 *out);
 int __wrap_fstatfs64(int fd, struct statfs64 *out);
+bool __real_fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
+bool __wrap_fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes);
 uint64_t __real_fsti_now_ns(void);
 uint64_t __wrap_fsti_now_ns(void);
 int __real_madvise(void *address, size_t size, int advice);
@@ -50,6 +52,10 @@ int __wrap_fstatfs64(int fd, struct statfs64 *out) {
     int result = __real_fstatfs64(fd, out);
     if (kernel.is_on) out->f_type = FUSE_MAGIC;
     return result;
+}
+
+bool __wrap_fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *bytes) {
+    return !kernel.hides && __real_fsti_file_resident(file, begin, end, bytes);
 }
 
 static atomic_ullong populated_bytes;
@@ -202,5 +208,19 @@ TEST(page_faults_of_a_slow_file_system_read_large_parts)
         CHECK_INT(stats.bytes_read, COUNT * BYTES);
         CHECK_INT(stats.cache_bytes, COUNT * BYTES);
         CHECK_INT(kernel.timed_reads, 1);
+    }
+}
+
+/// For files of other users the kernel does not say what is cached.
+TEST(slow_answers_are_noticed_without_residency)
+{
+    bool are_large;
+    kernel.drops = kernel.refuses = false;
+    for (int is_slow = 0; is_slow < 2; is_slow++) {
+        kernel.is_slow = is_slow != 0;
+        kernel.hides = true;
+        (void)load_as(FST_MODE_MAP, FST_CACHE_AUTO, &are_large);
+        kernel.hides = false;
+        CHECK(is_slow ? kernel.timed_reads == 1 : kernel.timed_reads > 1);
     }
 }
