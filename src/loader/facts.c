@@ -261,10 +261,9 @@ static void check_view_residency(const fst_loader *loader, const fsti_plan_exten
                                  fsti_file_route *route) {
     fsti_file *file = loader->files[extent->file].file;
     route->is_cached = fsti_file_is_cached(file);
-    if (!route->is_cached || !loader->policy.keeps_cache ||
-        extent->end - extent->begin < STREAM_BYTES_MIN)
-        return;
-    fsti_file_advise_sequential(file);
+    if (route->is_cached && loader->policy.keeps_cache &&
+        extent->end - extent->begin >= STREAM_BYTES_MIN)
+        fsti_file_advise_sequential(file);
 }
 
 /// Whether page faults may read the absent bytes of a file, if its file system answers slowly. The

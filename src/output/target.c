@@ -174,7 +174,8 @@ const char *fsti_path_settle_inside(const char *path, const char *folder, const 
 /// Whether the last part of a path can only be a folder: it is empty or refers to one.
 static bool names_folder(const char *path) {
     const char *name = fsti_path_name(path);
-    return name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    size_t dot_count = strspn(name, ".");
+    return dot_count <= 2 && name[dot_count] == '\0';
 }
 
 /// Resolves the links of the path's folders, and its last part if that leads to a folder. False

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reads absent chunks into the page cache, for views and for copies from a mapping.
+/// Reads absent chunks into the page cache: for views, for copies from a mapping, and before reads
+/// from file systems that answer slowly.
 #include "sink.h"
 
 /// A load of one tensor or slice leaves its pages mapped up to this size.

@@ -82,6 +82,19 @@ int fixture_matches(const void *bytes, uint64_t offset, uint64_t size) {
     return 1;
 }
 
+bool fixture_is_loaded(fst_loader *loader, size_t tensor_count, uint64_t tensor_bytes) {
+    bool good = true;
+    for (size_t i = 0; good && i < tensor_count; i++) {
+        fst_tensor *tensor = NULL;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        good = fst_loader_tensor_at(loader, i, -1, &tensor, NULL) == FST_OK &&
+               fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
+               fixture_matches(view.data, i * tensor_bytes, tensor_bytes);
+        fst_tensor_unref(tensor);
+    }
+    return good;
+}
+
 const char *fixture_model(const char *name, const char *json, uint64_t data_bytes) {
     const char *path = fixture_path(name);
     int fd = create(path);

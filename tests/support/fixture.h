@@ -4,6 +4,8 @@
 #define FIXTURE_H
 
 #include <fastsafetensors/experimental.h>
+#include <fastsafetensors/loader.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +27,9 @@ uint8_t fixture_byte(uint64_t offset);
 
 /// True when `size` bytes are the data section's from `offset` on.
 int fixture_matches(const void *bytes, uint64_t offset, uint64_t size);
+
+/// Whether a loader returns the tensors of fixture_tensors() with their bytes.
+bool fixture_is_loaded(fst_loader *loader, size_t tensor_count, uint64_t tensor_bytes);
 
 /// Tells the kernel to drop the file's pages from the cache.
 void fixture_evict(const char *path);
