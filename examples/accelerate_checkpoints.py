@@ -8,7 +8,7 @@
 Run it again, even after a kill: it continues from the newest complete checkpoint.
 """
 
-import sys
+import argparse
 
 import torch
 from accelerate import Accelerator
@@ -18,8 +18,11 @@ from fastsafetensors.training import RNG, CheckpointManager
 
 def main():
     """Train a small model on random numbers."""
-    folder = sys.argv[1]
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 100
+    parser = argparse.ArgumentParser(description="Save checkpoints of an accelerate training.")
+    parser.add_argument("folder")
+    parser.add_argument("steps", nargs="?", type=int, default=100)
+    options = parser.parse_args()
+    folder, steps = options.folder, options.steps
     accelerator = Accelerator()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
