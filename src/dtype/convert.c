@@ -116,7 +116,10 @@ typedef struct convert_span {
 static void convert_block(const struct convert_kernels *kernels, fsti_conversion conversion,
                           convert_blocks *blocks, convert_span span) {
     fst_dtype from = (fst_dtype)conversion.from, to = (fst_dtype)conversion.to;
-    if (is_float(from)) {
+    bool is_ready = from == FST_DTYPE_F32 && (uintptr_t)span.in % sizeof(float) == 0;
+    if (is_ready && span.out != NULL) {
+        kernels->from_float(to, (const void *)span.in, span.out, span.count);
+    } else if (is_float(from)) {
         kernels->to_float(from, span.in, blocks->floats, span.count);
         if (span.out != NULL) kernels->from_float(to, blocks->floats, span.out, span.count);
     } else {
