@@ -72,7 +72,8 @@ def available_bytes() -> int:
 
 def use_memory(size: int) -> None:
     """Let another process allocate memory, write to it and end."""
-    code = (f"import mmap; m = mmap.mmap(-1, {size}); m.madvise(mmap.MADV_HUGEPAGE)\n"
+    code = (f"import mmap; m = mmap.mmap(-1, {size}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+            f"m.madvise(mmap.MADV_HUGEPAGE)\n"
             f"block = bytes(1 << 21)\nfor _ in range({size >> 21}): m.write(block)")
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -17,6 +17,7 @@ fst_status fsti_buffer_wrap(void *data, uint64_t size_bytes, void (*release)(fst
     buffer->size_bytes = size_bytes;
     buffer->release = release;
     buffer->writable = true;
+    atomic_init(&buffer->fill_fd, -1);
     atomic_fetch_add(&live_count, 1);
     atomic_fetch_add(&live_bytes, size_bytes);
     *out = buffer;

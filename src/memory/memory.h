@@ -37,8 +37,9 @@ struct fsti_buffer {
     fsti_refcount refs;
     char *data;
     uint64_t size_bytes;
-    bool is_fresh;    ///< has no pages yet, so prefaulting pays off
-    atomic_int pages; ///< fsti_buffer_pages
+    bool is_fresh;      ///< has no pages yet, so prefaulting pays off
+    atomic_int pages;   ///< fsti_buffer_pages
+    atomic_int fill_fd; ///< during a fill: of fsti_fill_open(); otherwise -1
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< frees `data`
     fst_allocator allocator;              ///< used by release
@@ -81,12 +82,27 @@ void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
 /// Chooses the page size of a fresh arena: now if it is urgent, else when the first pages are
 /// prefaulted.
 void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent);
+/// Whether a fresh arena gets small pages from now on, because huge ones are slow.
+bool fsti_buffer_has_small_pages(fsti_buffer *buffer);
 /// Prefaults [data + begin, data + end). If huge pages have become slow, the rest of the buffer
 /// gets small ones.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 /// Does so if the page size was measured, before writes to [data + begin, data + end): huge pages
 /// are timed in this way, and small ones take less time together than by one page fault each.
 void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+
+/// Opens userfaultfd(2), by which small pages are created together with their bytes. -1 if the
+/// system lacks or refuses it. Close with close(2), after all fills have ended.
+int fsti_fill_open(void);
+/// Begins a fill of a fresh arena. Until it ends, only fsti_buffer_fill() may write to the buffer,
+/// and only written bytes may be read: an access to a page that does not exist would wait for ever.
+/// Does nothing if `fd` is -1.
+void fsti_buffer_begin_fill(fsti_buffer *buffer, int fd);
+/// Ends a fill. Other threads may be in fsti_buffer_fill(). Harmless without a fill and for NULL.
+void fsti_buffer_end_fill(fsti_buffer *buffer);
+/// Copies bytes to a buffer, in a fill or not. `target` may also lie outside of it. Thread-safe for
+/// separate bytes.
+void fsti_buffer_fill(fsti_buffer *buffer, char *target, const char *source, uint64_t size);
 
 /// Maps anonymous memory aligned to a huge page, in huge pages if available. NULL on failure. Free
 /// with munmap(2).

@@ -117,6 +117,15 @@ static void populate_small(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     if (begin < end) fsti_pages_populate(buffer->data + begin, end - begin);
 }
 
+/// Gives a buffer small pages if huge pages have become slow while another buffer was populated.
+/// size_bytes: of the memory that has no pages yet.
+static bool shrink_pages(fsti_buffer *buffer, uint64_t size_bytes) {
+    if (!are_known_slow(size_bytes)) return false;
+    madvise(buffer->data, buffer->size_bytes, MADV_NOHUGEPAGE);
+    atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
+    return true;
+}
+
 static void choose_now(fsti_buffer *buffer) {
     atomic_store(&buffer->pages, fsti_pages_choose(buffer->data, buffer->size_bytes));
 }
@@ -129,6 +138,7 @@ void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent) {
 }
 
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
+    if (atomic_load(&buffer->fill_fd) >= 0) return; // the fill creates its pages
     // Several threads may populate parts of a new buffer. The exchange lets exactly one of them
     // measure; meanwhile the others use small pages.
     int unchosen = FSTI_PAGES_UNCHOSEN;
@@ -141,14 +151,16 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     char *from = buffer->data + fsti_align_down(begin, FSTI_HUGE_PAGE_BYTES);
     char *memory_end = buffer->data + buffer->size_bytes;
     end = fsti_min(fsti_align_up(end, FSTI_HUGE_PAGE_BYTES), buffer->size_bytes);
-    // They may have become slow while another buffer was populated.
-    if (are_known_slow((uint64_t)(memory_end - from))) {
-        madvise(buffer->data, buffer->size_bytes, MADV_NOHUGEPAGE);
+    if (shrink_pages(buffer, (uint64_t)(memory_end - from)))
         populate_small(buffer, begin, end);
-    } else if (watch_pages(from, buffer->data + end, memory_end)) {
-        return;
-    }
-    atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
+    else if (!watch_pages(from, buffer->data + end, memory_end))
+        atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
+}
+
+bool fsti_buffer_has_small_pages(fsti_buffer *buffer) {
+    int pages = atomic_load(&buffer->pages);
+    return pages == FSTI_PAGES_SMALL ||
+           (pages == FSTI_PAGES_WATCHED && shrink_pages(buffer, buffer->size_bytes));
 }
 
 void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end) {

@@ -185,6 +185,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->job = *job;
     pipeline->started_ns = fsti_now_ns();
     pipeline->owner_pid = getpid();
+    pipeline->fill_fd = -1;
     pipeline->sink = fsti_sink_choose(job);
     init_locks(pipeline);
     fst_status status = prepare(pipeline, error);
@@ -236,6 +237,8 @@ static void stop_work(fsti_pipeline *pipeline) {
         pthread_join(pipeline->threads[i], NULL);
     if (pipeline->sink->close != NULL)
         pipeline->sink->close(pipeline); // before the memory is freed
+    for (size_t i = 0; pipeline->batches != NULL && i < pipeline->job.plan->batch_count; i++)
+        fsti_buffer_end_fill(pipeline->batches[i].buffer);
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
@@ -250,6 +253,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
+    if (pipeline->fill_fd >= 0) close(pipeline->fill_fd);
     fsti_free(pipeline->places);
     for (size_t i = 0; pipeline->chunks != NULL && i < pipeline->job.plan->chunk_count; i++)
         fsti_free(pipeline->chunks[i].resident_pages);

@@ -49,6 +49,7 @@ typedef struct batch_state {
     fsti_buffer *buffer; ///< NULL if all its items have destinations
     char *base; ///< where bytes for the buffer are written: its data, or a shared mapping of it
     batch_place place;
+    bool is_started; ///< a chunk of it was taken
     uint32_t claims; ///< chunks that this process is claiming, or has claimed and not finished
 } batch_state;
 
@@ -117,6 +118,7 @@ struct fsti_pipeline {
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
     char gds_reason[192];        ///< why GPUDirect is used, or not
+    int fill_fd;                 ///< of fsti_fill_open(), when it was first needed; else -1
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
     pthread_cond_t work_changed, chunk_finished;
@@ -297,7 +299,8 @@ const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32
 typedef struct scatter_order {
     const fsti_plan *plan;
     const fsti_plan_extent *extent;
-    char *buffer; ///< of the extent's batch; NULL if all its items have destinations
+    char *buffer;        ///< of the extent's batch; NULL if all its items have destinations
+    fsti_buffer *memory; ///< that owns `buffer`; NULL if it is not in a fill (fsti_buffer_fill())
     const char *source;
     uint64_t begin, end;
     const atomic_uchar *places; ///< by item: claimed items are not written; NULL: no claims

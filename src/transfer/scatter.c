@@ -51,7 +51,7 @@ static uint64_t place_part(const scatter_order *order, const fsti_plan_item *ite
     else if (item->is_converted)
         fsti_dtype_convert(*conversion, target, source, size / conversion->from_bytes);
     else
-        fsti_copy_bytes(target, source, size);
+        fsti_buffer_fill(order->memory, target, source, size);
     return size;
 }
 
@@ -85,7 +85,7 @@ static void copy_linear(scatter_order *order) {
     char *target = order->buffer + extent->buffer_offset + (order->begin - extent->begin);
     if (target == order->source) return;
     order->copied = order->end - order->begin;
-    fsti_copy_bytes(target, order->source, order->copied);
+    fsti_buffer_fill(order->memory, target, order->source, order->copied);
 }
 
 void fsti_scatter(scatter_order *order) {

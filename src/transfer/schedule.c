@@ -371,6 +371,14 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     return UINT32_MAX;
 }
 
+/// Before the first chunk of a batch is read. Page sizes are chosen as late as that, because huge
+/// pages may become slow while earlier batches are filled.
+static void start_batch(fsti_pipeline *pipeline, uint32_t batch) {
+    if (pipeline->batches[batch].is_started) return;
+    pipeline->batches[batch].is_started = true;
+    if (pipeline->sink->begin_batch != NULL) pipeline->sink->begin_batch(pipeline, batch);
+}
+
 static uint32_t take_pending(fsti_pipeline *pipeline, const chunk_request *request) {
     uint32_t chunk = find_pending(pipeline, request->preferred);
     if (chunk == UINT32_MAX && (request->may_steal || pipeline->is_demoted)) {
@@ -381,6 +389,8 @@ static uint32_t take_pending(fsti_pipeline *pipeline, const chunk_request *reque
     chunk_state *state = &pipeline->chunks[chunk];
     atomic_store_explicit(&state->step, CHUNK_TAKEN, memory_order_relaxed);
     if (!state->is_read) pipeline->chunks_taken++;
+    start_batch(pipeline,
+                pipeline->job.plan->extents[pipeline->job.plan->chunks[chunk].extent].batch);
     // A helper may be waiting for the reads to advance.
     pthread_cond_broadcast(&pipeline->work_changed);
     return chunk;
@@ -487,8 +497,11 @@ void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts) {
 
 void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    batch_state *batch = &pipeline->batches[pipeline->job.plan->extents[range->extent].batch];
     pthread_mutex_lock(&pipeline->lock);
     add_counts(&pipeline->counts, counts);
+    bool is_last = --batch->chunks_left == 0;
+    if (is_last) fsti_buffer_end_fill(batch->buffer); // before a waiting thread sees the end
     // The release store publishes the chunk's bytes: fsti_pipeline_chunks_done() loads it with
     // acquire and without the lock.
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
@@ -496,8 +509,6 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     pipeline->bytes_done += range->end - range->begin;
     // The batch cannot be released before this chunk is done. Conversion may change sizes, so the
     // exact total is set with the last chunk.
-    batch_state *batch = &pipeline->batches[pipeline->job.plan->extents[range->extent].batch];
-    bool is_last = --batch->chunks_left == 0;
     fsti_buffer_use(batch->buffer, is_last ? UINT64_MAX : range->end - range->begin);
     count_items(pipeline);
     uint64_t now = fsti_now_ns();
@@ -555,6 +566,7 @@ void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {
         state->buffer = NULL;
     }
     pthread_mutex_unlock(&pipeline->lock);
+    fsti_buffer_end_fill(buffer);
     // Free the memory before waking the threads that wait to allocate the next batch.
     fsti_buffer_unref(buffer);
     pthread_mutex_lock(&pipeline->lock);

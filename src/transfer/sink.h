@@ -48,6 +48,8 @@ struct fsti_sink {
     void (*wake)(fsti_pipeline *pipeline);
     /// Provides memory that fsti_pipeline_take() named, while no chunk can be read.
     void (*populate)(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
+    /// Before the first chunk of a batch is read. The lock is held.
+    void (*begin_batch)(fsti_pipeline *pipeline, uint32_t batch);
     /// Allocates the sink's resources.
     fst_status (*open)(fsti_pipeline *pipeline, fst_error *error);
     /// Probes methods that need the first batch's memory, before threads run.

@@ -17,6 +17,37 @@ static void prepare_memory(fsti_pipeline *pipeline, uint32_t chunk, uint32_t bat
     fsti_buffer_prepare(buffer, begin, begin + bytes);
 }
 
+/// Fewer bytes at a time are not written faster by a fill.
+#define FILL_RUN_BYTES_MIN ((uint64_t)128 << 10)
+
+/// Number of pieces in which a batch's bytes are copied; 0: some are converted, or engines write
+/// them, so that a fill is impossible or not faster.
+static uint64_t count_pieces(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
+    const fsti_plan *plan = pipeline->job.plan;
+    uint64_t count = 0;
+    for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) {
+        const fsti_plan_extent *extent = &plan->extents[plan->chunks[i].extent];
+        bool is_first = plan->chunks[i].begin == extent->begin;
+        if (extent->converts || !fsti_pipeline_engine(pipeline, i)->is_mapped) return 0;
+        count++;
+        for (size_t k = 0; is_first && !extent->linear && k < extent->segment_count; k++)
+            count += plan->segments[extent->segment_first + k].run_count;
+    }
+    return count;
+}
+
+/// Begins a fill of a batch's memory if that is faster: for small pages and bytes that are copied
+/// from mappings.
+static void begin_fill(fsti_pipeline *pipeline, uint32_t batch) {
+    const fsti_plan_batch *part = &pipeline->job.plan->batches[batch];
+    fsti_buffer *buffer = pipeline->batches[batch].buffer;
+    if (buffer == NULL || !buffer->is_fresh || !fsti_buffer_has_small_pages(buffer)) return;
+    uint64_t pieces = count_pieces(pipeline, part);
+    if (pieces == 0 || part->buffer_bytes / pieces < FILL_RUN_BYTES_MIN) return;
+    if (pipeline->fill_fd < 0) pipeline->fill_fd = fsti_fill_open();
+    fsti_buffer_begin_fill(buffer, pipeline->fill_fd);
+}
+
 fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                              worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -60,6 +91,7 @@ fst_status fsti_host_place(fsti_pipeline *pipeline, const sink_block *block, wor
     scatter_order order = {.plan = plan,
                            .extent = extent,
                            .buffer = pipeline->batches[extent->batch].base,
+                           .memory = pipeline->batches[extent->batch].buffer,
                            .source = block->source,
                            .begin = block->begin,
                            .end = block->end,
@@ -111,6 +143,7 @@ void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size) {
 
 const fsti_sink fsti_sink_host = {
     .prepare = fsti_host_prepare,
+    .begin_batch = begin_fill,
     .place = fsti_host_place,
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,

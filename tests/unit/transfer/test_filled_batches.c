@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loads whose memory gets small pages that are created with their bytes: what is loaded, what is
+/// left for the next load, and loads that end early.
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../memory/fill_fixture.h"
+#include "check.h"
+#include "memory/memory.h"
+#include "fixture.h"
+
+#define COUNT 24
+#define BYTES (((uint64_t)5 << 20) + 4321)
+
+static fst_status open_loader(const char *path, uint64_t budget, fst_loader **out) {
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    alarm(60); // an access that waits for ever
+    options.mode = FST_MODE_LOAD;
+    options.tuning = fixture_engine(FST_ENGINE_MMAP);
+    options.budget_bytes = budget;
+    FST_TRY(fst_model_open(path, NULL, &model, NULL));
+    fst_status status = fst_loader_open(model, &options, out, NULL);
+    fst_model_close(model);
+    return status;
+}
+
+/// A model in the page cache. The next loads get small pages and keep no memory.
+static const char *make_model(void) {
+    const char *path = fixture_tensors("model", COUNT, BYTES);
+    fixture_warm(path);
+    fsti_arena_keep_max(0);
+    fsti_pages_fake(fill_slow_huge_pages);
+    fill_created_bytes = 0;
+    return path;
+}
+
+static void finish(void) {
+    fsti_arena_keep_max(0);
+    fsti_pages_fake(NULL);
+    fill_is_refused = false;
+    alarm(0);
+    CHECK_INT(fixture_live_buffers(), 0);
+}
+
+/// Whether the system allows fills.
+static bool has_fills(void) {
+    int fd = fsti_fill_open();
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+TEST(a_load_creates_its_pages_with_their_bytes)
+{
+    fst_loader *loader;
+    const char *path = make_model();
+    if (!has_fills()) SKIP("the system refuses userfaultfd(2)");
+    for (int is_cached = 0; is_cached < 2; is_cached++) {
+        fill_created_bytes = 0;
+        if (!is_cached) fixture_evict(path);
+        CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+        CHECK(fixture_is_loaded(loader, COUNT, BYTES));
+        fst_loader_close(loader);
+        // But for the pages that are shared by chunks, and those that were measured.
+        CHECK(fill_created_bytes > COUNT * BYTES - COUNT * BYTES / 8);
+    }
+    finish();
+}
+
+/// When it is complete; before its loader is closed.
+TEST(a_complete_load_has_no_fill)
+{
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    const char *path = make_model();
+    CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+    while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK) {
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+        CHECK(!fixture_mapping_has(view.data, "um"));
+        fst_tensor_unref(tensor);
+    }
+    fst_loader_close(loader);
+    finish();
+}
+
+TEST(a_stream_creates_its_pages_with_their_bytes)
+{
+    fst_loader *loader;
+    const char *path = make_model();
+    if (!has_fills()) SKIP("the system refuses userfaultfd(2)");
+    CHECK_INT(open_loader(path, (uint64_t)64 << 20, &loader), FST_OK);
+    CHECK(fixture_is_loaded(loader, COUNT, BYTES));
+    fst_loader_close(loader);
+    CHECK(fill_created_bytes > COUNT * BYTES / 2);
+    finish();
+}
+
+TEST(loads_without_userfaultfd)
+{
+    fst_loader *loader;
+    const char *path = make_model();
+    fill_is_refused = true;
+    CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+    CHECK(fixture_is_loaded(loader, COUNT, BYTES));
+    fst_loader_close(loader);
+    CHECK_INT(fill_created_bytes, 0);
+    finish();
+}
+
+/// A load that ends early leaves memory that the next one can use.
+TEST(cancelled_loads_leave_usable_memory)
+{
+    fst_loader *loader;
+    const char *path = make_model();
+    fsti_arena_keep_max((uint64_t)1 << 30);
+    for (int i = 0; i < 20; i++) {
+        fst_tensor *tensor = NULL;
+        CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+        if (i % 2 == 1) CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+        fst_loader_close(loader);
+        fst_tensor_unref(tensor);
+        CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+        CHECK(fixture_is_loaded(loader, COUNT, BYTES));
+        fst_loader_close(loader);
+        fsti_arena_trim();
+    }
+    finish();
+}
+
+/// The memory of its tensors is used while the rest of the batch has no pages, and a child process
+/// keeps the file that the fill used.
+TEST(tensors_outlive_a_cancelled_load)
+{
+    const char *path = make_model();
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    CHECK_INT(open_loader(path, 0, &loader), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    pid_t child = fork();
+    if (child == 0) alarm(60), pause(), _exit(0);
+    fst_loader_close(loader);
+    CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+    CHECK(fixture_matches(view.data, 0, BYTES));
+    CHECK(!fixture_mapping_has(view.data, "um")); // "userfaultfd missing tracking"
+    memset((char *)(uintptr_t)view.data, 3, view.size_bytes);
+    fst_tensor_unref(tensor);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    finish();
+}
+
+TEST(a_file_that_shrinks_is_an_error)
+{
+    const char *path = make_model();
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_loader *loader;
+    fst_error error = {.status = FST_OK};
+    options.mode = FST_MODE_LOAD;
+    options.tuning = fixture_engine(FST_ENGINE_MMAP);
+    alarm(60);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(truncate(path, 20 << 20), 0);
+    fst_status status = fst_loader_open(model, &options, &loader, &error);
+    if (status == FST_OK) {
+        status = fst_loader_wait(loader, -1, &error);
+        fst_loader_close(loader);
+    }
+    CHECK_INT(status, FST_E_FILE_CHANGED);
+    fst_model_close(model);
+    finish();
+}
