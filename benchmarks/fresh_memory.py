@@ -6,7 +6,7 @@
 A virtual machine's host may take freed memory back, and allocate it again page by page when it is
 used. Huge pages are then up to ten times as slow as before, small pages are not. The states:
 
-reused      a program has just freed the memory that the load uses
+reused      a program has just freed the memory that the load uses, in small pages
 taken back  a program has freed much memory, and the host has had the time to take it back
 full        the page cache has filled the memory, so that pages of files must go first
 scattered   the free memory is in pieces of 1 MiB, between pages of files
@@ -70,11 +70,11 @@ def available_bytes() -> int:
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("MemAvailable"))
 
 
-def use_memory(size: int) -> None:
-    """Let another process allocate memory, write to it and end."""
+def use_memory(size: int, pages: str) -> None:
+    """Let another process allocate memory, write to it and end; pages: "HUGE" or "NOHUGE"."""
     code = (f"import mmap; m = mmap.mmap(-1, {size}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-            f"m.madvise(mmap.MADV_HUGEPAGE)\n"
-            f"block = bytes(1 << 21)\nfor _ in range({size >> 21}): m.write(block)")
+            f"m.madvise(mmap.MADV_{pages}PAGE); block = bytes(1 << 21)\n"
+            f"for _ in range({size >> 21}): m.write(block)")
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -101,9 +101,9 @@ def make_state(state: str, folder: pathlib.Path, model: pathlib.Path, size: int)
     """Make a state of memory; the model is in the page cache afterwards."""
     left = available_bytes()
     if state == "reused":
-        use_memory(min(2 * size, left // 2))
+        use_memory(min(2 * size, left // 2), "NOHUGE")
     elif state == "taken back":
-        use_memory(left * 3 // 4)
+        use_memory(left * 3 // 4, "HUGE")
         time.sleep(REPORT_SECONDS)
     else:
         path = read_sparse(folder, left)

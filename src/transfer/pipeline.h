@@ -115,19 +115,19 @@ struct fsti_pipeline {
     atomic_uint threads_running; ///< started and not finished
     uint32_t lane_count;         ///< workers that keep many reads in flight; the others copy
     pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
+    int fill_fd;                 ///< of fsti_fill_open(), when it was first needed; else -1
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
     char gds_reason[192];        ///< why GPUDirect is used, or not
-    int fill_fd;                 ///< of fsti_fill_open(), when it was first needed; else -1
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
     pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
     bool lacks_memory; ///< memory for the next batch is missing; retried
+    bool is_admitting; ///< a thread is allocating or classifying, without the lock
+    bool is_demoted;   ///< some file was demoted: io_uring no longer reads all its chunks
     uint64_t
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
-    bool is_admitting;    ///< a thread is allocating or classifying, without the lock
-    bool is_demoted;      ///< some file was demoted: io_uring no longer reads all its chunks
     char demotion_reason[160];
     char thread_reason[96];       ///< why waiting threads do the work
     uint32_t chunk_limit;         ///< chunks of admitted batches
