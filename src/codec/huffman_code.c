@@ -174,7 +174,8 @@ bool fsti_huffman_code_make(huffman_code *code, const uint32_t counts[HUFFMAN_SY
     return true;
 }
 
-void fsti_huffman_code_join(huffman_code *code) {
+/// Fills `pairs` and `even`, which takes as long as encoding some 100,000 symbols without them.
+static void join_pairs(huffman_code *code) {
     join_codes(code->pairs, code->singles);
     join_codes(code->even, code->pairs); // of the pairs whose second symbol is zero
     code->is_joined = true;
@@ -235,7 +236,7 @@ static unsigned char *put_streams(const huffman_code *code, const unsigned char 
 static unsigned char *put_coded(literal_coder *coder, const unsigned char *literals, size_t size,
                                 bool with_tree, unsigned char *target) {
     coded_form form = find_form(size);
-    if (size >= JOINED_MIN && !coder->code.is_joined) fsti_huffman_code_join(&coder->code);
+    if (size >= JOINED_MIN && !coder->code.is_joined) join_pairs(&coder->code);
     unsigned char *begin = target + form.head_bytes, *streams = begin;
     if (with_tree) {
         memcpy(streams, coder->code.tree, coder->code.tree_bytes);

@@ -37,8 +37,6 @@ typedef struct huffman_code {
 /// Makes the best codes for symbols that occur so often. False: there are fewer than two symbols,
 /// or the tree has no description.
 bool fsti_huffman_code_make(huffman_code *code, const uint32_t counts[HUFFMAN_SYMBOL_COUNT]);
-/// Fills `pairs` and `even`, which takes as long as encoding some 100,000 symbols without them.
-void fsti_huffman_code_join(huffman_code *code);
 
 /// Encodes the literals of a frame's blocks.
 typedef struct literal_coder {

@@ -189,9 +189,6 @@ bool fsti_model_names_hidden(const model_paths *paths);
 /// A sharded model could not be opened. If files of its index are missing, returns an error that
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);
-/// Whether the open files are still those at their paths. Without an index, only this shows that a
-/// save has replaced some of them meanwhile.
-bool fsti_model_files_same(const fst_model *model);
 /// Checks that the files of models that were opened one after the other belong to one save.
 /// FST_E_FILE_CHANGED if they may not. *is_unfinished: because a save has not finished, or was
 /// killed. own_index: the path of the index that they were opened by, or NULL.

@@ -179,7 +179,9 @@ static fst_status list_files(const fst_model *const *models, size_t model_count,
     return FST_OK;
 }
 
-bool fsti_model_files_same(const fst_model *model) {
+/// Whether the open files are still those at their paths. Without an index, only this shows that a
+/// save has replaced some of them meanwhile.
+static bool has_same_files(const fst_model *model) {
     struct stat opened, there;
     for (size_t i = 0; i < model->file_count; i++) {
         const fsti_file *file = model->files[i].file;
@@ -290,7 +292,7 @@ fst_status fsti_models_check_save(const fst_model *const *models, size_t model_c
         return status;
     }
     for (size_t m = 0; m < model_count; m++) {
-        if (fsti_model_files_same(models[m])) continue;
+        if (has_same_files(models[m])) continue;
         location.file = fsti_file_path(models[m]->files[0].file);
         return fsti_error_set(error, FST_E_FILE_CHANGED, location,
                               "a save replaced files of the model while they were opened one "
