@@ -49,8 +49,10 @@ def main():
             optimizer.zero_grad()
             manager.save(step, state, metric=loss.item())
         manager.wait()
-        accelerator.print(f"steps {begin + 1} to {steps}, loss {loss.item():.4f}, checkpoints "
-                          f"{[checkpoint.step for checkpoint in manager.checkpoints()]}")
+        kept = [checkpoint.step for checkpoint in manager.checkpoints()]
+        if begin < steps:
+            accelerator.print(f"steps {begin + 1} to {steps}, loss {loss.item():.4f}")
+        accelerator.print(f"checkpoints {kept}")
     accelerator.end_training()
 
 

@@ -41,8 +41,9 @@
 ///
 /// **Descriptors.** An open model has one file descriptor per file, and a second one after the
 /// first load that bypasses the page cache, until the model and its loads are closed. While a load
-/// reads files into the page cache each of its threads has two more; an io_uring is one. A save has
-/// one per file, and a second one while it bypasses the page cache. All are closed on exec.
+/// reads files into the page cache each of its threads has two more; an io_uring is one, and so is
+/// userfaultfd(2) for new memory. A save has one per file, and a second one while it bypasses the
+/// page cache. All are closed on exec, and that of userfaultfd(2) in a child of fork().
 ///
 /// **dlclose().** The library cannot be unloaded: threads and a signal handler may still use it.
 #ifndef FASTSAFETENSORS_BASE_H

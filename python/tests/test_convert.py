@@ -78,7 +78,7 @@ def test_integers_widen(tmp_path, torch, source):
         holds = target is dtype or (torch.iinfo(target).bits > torch.iinfo(dtype).bits
                                     and torch.iinfo(target).min <= torch.iinfo(dtype).min)
         if not holds:
-            with pytest.raises(ValueError, match="a is .*, which can't become that"):
+            with pytest.raises(ValueError, match="a is .*, which can't become "):
                 load_file(tmp_path / "m", dtype=target)
             continue
         ours = load_file(tmp_path / "m", dtype=target)["a"]
@@ -97,9 +97,9 @@ def test_impossible_dtype_is_an_error(tmp_path, torch):
     save_floats = fastsafetensors.torch.save_file
     save_floats({"w": torch.ones(3), "ids": torch.arange(3)}, tmp_path / "m")
     for device in ("cpu", "meta"):
-        with pytest.raises(ValueError, match="F6_E2M3, which can't become that.*stays what it is"):
+        with pytest.raises(ValueError, match="F6_E2M3, which can't become.*can't be converted"):
             load_file(path, device, dtype="F32")
-        with pytest.raises(ValueError, match="w is F32, which can't become that: floats become"):
+        with pytest.raises(ValueError, match="w is F32, which can't become .*: floats become"):
             load_file(tmp_path / "m", device, dtype=torch.int8, names=["w"])
         with pytest.raises(ValueError, match="ids is I64"):
             load_file(tmp_path / "m", device, dtype=torch.bool)

@@ -145,14 +145,27 @@ int fsti_lockable_open(const char *path, int flags) {
     }
 }
 
-int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mode) {
-    pthread_mutex_lock(&files_lock);
-    int fd = openat(folder_fd, name, flags | O_CLOEXEC, mode);
+/// Lists a descriptor that the caller has opened under the lock; -1: that failed. Returns it, or
+/// closes it and returns -1 with errno.
+static int list_opened(int fd) {
     int failure = fd < 0 ? errno : list_file(fd);
     if (fd >= 0 && failure != 0) close(fd);
-    pthread_mutex_unlock(&files_lock);
     errno = failure;
     return failure == 0 ? fd : -1;
+}
+
+int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mode) {
+    pthread_mutex_lock(&files_lock);
+    int fd = list_opened(openat(folder_fd, name, flags | O_CLOEXEC, mode));
+    pthread_mutex_unlock(&files_lock);
+    return fd;
+}
+
+int fsti_unforked_open(int (*open)(void)) {
+    pthread_mutex_lock(&files_lock);
+    int fd = list_opened(open());
+    pthread_mutex_unlock(&files_lock);
+    return fd;
 }
 
 int fsti_lockable_lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; }

@@ -92,8 +92,10 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 
 /// Opens userfaultfd(2), by which small pages are created together with their bytes. -1 if the
-/// system lacks or refuses it. Close with close(2), after all fills have ended.
+/// system lacks or refuses it. A child of fork() does not have it.
 int fsti_fill_open(void);
+/// Closes it, after all fills have ended. Does nothing for -1.
+void fsti_fill_close(int fd);
 /// Begins a fill of a fresh arena. Until it ends, only fsti_buffer_fill() may write to the buffer,
 /// and only written bytes may be read: an access to a page that does not exist would wait for ever.
 /// Does nothing if `fd` is -1.

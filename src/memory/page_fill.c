@@ -24,17 +24,27 @@
 #define PAGE_BYTES_MAX ((uint64_t)16 << 10)
 /// Bytes by one call: kernels before 6.8 hold the lock of all mappings meanwhile.
 #define CALL_BYTES_MAX ((uint64_t)512 << 10)
+/// After so many pages that exist already, a fill is not faster.
+#define FOUND_MAX 64u
 /// A byte of each block of this size is read before a call, because a page fault maps a block of a
 /// cached file, and the kernel's copy would stop at each.
 #define SOURCE_BLOCK_BYTES ((uint64_t)64 << 10)
 
-int fsti_fill_open(void) {
-    if (fsti_page_bytes() > PAGE_BYTES_MAX) return -1;
+static int open_userfaultfd(void) {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {.api = UFFD_API};
     if (fd < 0 || ioctl(fd, UFFDIO_API, &api) == 0) return fd;
     close(fd);
     return -1;
+}
+
+int fsti_fill_open(void) {
+    if (fsti_page_bytes() > PAGE_BYTES_MAX) return -1;
+    return fsti_unforked_open(open_userfaultfd); // a child could write to this process by it
+}
+
+void fsti_fill_close(int fd) {
+    if (fd >= 0) fsti_lockable_close(fd);
 }
 
 static struct uffdio_range range_of(const fsti_buffer *buffer) {
@@ -48,11 +58,13 @@ void fsti_buffer_begin_fill(fsti_buffer *buffer, int fd) {
 }
 
 void fsti_buffer_end_fill(fsti_buffer *buffer) {
-    int fd = buffer == NULL ? -1 : atomic_exchange(&buffer->fill_fd, -1);
+    int fd = buffer == NULL ? -1 : atomic_load(&buffer->fill_fd);
     struct uffdio_range range;
     if (fd < 0) return;
     range = range_of(buffer);
     ioctl(fd, UFFDIO_UNREGISTER, &range);
+    // Not before: another thread that sees it accesses pages that do not exist.
+    atomic_store(&buffer->fill_fd, -1);
 }
 
 static void read_blocks(const char *source, uint64_t size) {
@@ -76,11 +88,12 @@ static uint64_t create_pages(fsti_buffer *buffer, char *target, const char *sour
 
 /// Copies whole pages.
 static void fill_pages(fsti_buffer *buffer, char *target, const char *source, uint64_t size) {
-    uint64_t page = fsti_page_bytes();
+    uint64_t page = fsti_page_bytes(), found_count = 0;
     while (size > 0) {
         uint64_t part = fsti_min(size, CALL_BYTES_MAX);
         uint64_t written = create_pages(buffer, target, source, part);
         if (written == 0) {
+            if (++found_count == FOUND_MAX) fsti_buffer_end_fill(buffer);
             written = atomic_load(&buffer->fill_fd) < 0 ? size : page;
             fsti_copy_bytes(target, source, written);
         }
@@ -116,6 +129,7 @@ void fsti_buffer_fill(fsti_buffer *buffer, char *target, const char *source, uin
 }
 #else
 int fsti_fill_open(void) { return -1; }
+void fsti_fill_close(int fd) { (void)fd; }
 void fsti_buffer_begin_fill(fsti_buffer *buffer, int fd) {
     (void)buffer;
     (void)fd;

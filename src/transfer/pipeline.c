@@ -253,7 +253,7 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
-    if (pipeline->fill_fd >= 0) close(pipeline->fill_fd);
+    fsti_fill_close(pipeline->fill_fd);
     fsti_free(pipeline->places);
     for (size_t i = 0; pipeline->chunks != NULL && i < pipeline->job.plan->chunk_count; i++)
         fsti_free(pipeline->chunks[i].resident_pages);
@@ -284,6 +284,7 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     int woken = 0;
     fst_status status = FST_OK;
     pthread_mutex_lock(&pipeline->lock);
+    pipeline->waiter_count++;
     while (!fsti_pipeline_chunks_done(pipeline, &first, end)) {
         if (pipeline->has_failed) {
             if (error != NULL) *error = pipeline->error;
@@ -296,6 +297,8 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
         }
         woken = sleep_once(pipeline, timeout_ms, &deadline);
     }
+    pipeline->waiter_count--;
+    pipeline->waited_ns = fsti_now_ns();
     pthread_mutex_unlock(&pipeline->lock);
     return status;
 }

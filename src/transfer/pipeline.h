@@ -130,6 +130,8 @@ struct fsti_pipeline {
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
     char demotion_reason[160];
     char thread_reason[96];       ///< why waiting threads do the work
+    uint64_t waited_ns;           ///< when a thread last ended to wait for chunks
+    uint32_t waiter_count;        ///< threads that wait for chunks
     uint32_t chunk_limit;         ///< chunks of admitted batches
     uint32_t chunks_known;        ///< of these, chunks that are classified
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue is before it

@@ -221,9 +221,15 @@ static void publish_batch(fsti_pipeline *pipeline, const batch_memory *memory,
 }
 
 /// How long to wait for others (another load, the program) to free memory while this load has no
-/// read in flight, and the pause between attempts.
+/// read in flight and the program waits for it, and the pause between attempts.
 #define MEMORY_WAIT_NS ((uint64_t)500 * 1000000)
 #define MEMORY_PAUSE_MS 20
+
+/// Whether the program waits for chunks, or calls with short timeouts. If it does not, it may be
+/// using the tensors that it has, and free them later.
+static bool is_awaited(const fsti_pipeline *pipeline, uint64_t now_ns) {
+    return pipeline->waiter_count > 0 || now_ns - pipeline->waited_ns < MEMORY_WAIT_NS / 2;
+}
 
 /// Whether missing memory may become free: reads in flight hold memory that is temporarily counted
 /// twice, and with a budget the stream frees delivered batches. The lock must be held.
@@ -233,6 +239,10 @@ static bool memory_will_return(fsti_pipeline *pipeline) {
     if (pipeline->chunks_taken > pipeline->chunks_done) return true;
     if (pipeline->chunks_done == 0) return false;
     uint64_t now_ns = fsti_now_ns();
+    if (!is_awaited(pipeline, now_ns)) {
+        pipeline->memory_missed_ns = 0;
+        return true;
+    }
     if (pipeline->memory_missed_ns == 0) pipeline->memory_missed_ns = now_ns;
     return now_ns - pipeline->memory_missed_ns < MEMORY_WAIT_NS;
 }

@@ -68,7 +68,7 @@ def _conversion_targets(source: str) -> str:
         return "floats become " + ", ".join(
             name for name in DTYPES if name.startswith(_FLOATS) and name != source)
     wider = [name for name in DTYPES if converted_dtype(source, name) != source]
-    return f"{source} becomes {', '.join(wider)}" if wider else f"{source} stays what it is"
+    return f"{source} becomes {', '.join(wider)}" if wider else f"{source} can't be converted"
 
 
 def check_dtype(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
@@ -85,8 +85,8 @@ def check_dtype(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
             continue
         if dtype != wanted and converted_dtype(dtype, wanted) == dtype:
             raise ValueError(
-                f"dtype={wanted}: {printable(name)} is {dtype}, which can't become that: "
-                f"{_conversion_targets(dtype)}; load it by itself (names=, filter=)"
+                f"dtype={wanted}: {printable(name)} is {dtype}, which can't become {wanted}: "
+                f"{_conversion_targets(dtype)}. Load it without dtype= (names=, filter=)"
             )
 
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,7 +36,7 @@ static fsti_buffer *begin(int *fd) {
 }
 
 static void finish(fsti_buffer *buffer, int fd) {
-    close(fd);
+    fsti_fill_close(fd);
     fsti_buffer_unref(buffer);
     fsti_pages_fake(NULL);
     fill_failure = 0;
@@ -90,6 +91,7 @@ TEST(pages_that_exist_are_written)
     fill_created_bytes = 0;
     fill_odd_pieces(buffer);
     CHECK(fill_created_bytes > 0 && fill_created_bytes <= BYTES - (3 << 20) - fsti_page_bytes());
+    CHECK_INT(atomic_load(&buffer->fill_fd), -1); // after many such pages
     fsti_buffer_end_fill(buffer);
     check_bytes(buffer);
     finish(buffer, fd);
@@ -182,7 +184,41 @@ TEST(threads_fill_one_buffer)
     }
 }
 
-/// A child has the memory, but no fill.
+static pthread_barrier_t all_ready;
+
+static void *fill_part(void *argument) {
+    const share *own = argument;
+    pthread_barrier_wait(&all_ready);
+    fsti_buffer_fill(own->buffer, own->buffer->data + own->first, source_bytes() + own->first,
+                     BYTES / 4);
+    return NULL;
+}
+
+/// While one thread ends the fill, the others notice at any point of their work.
+TEST(a_fill_may_end_while_other_threads_write)
+{
+    for (int i = 0; i < 400; i++) {
+        int fd;
+        pthread_t threads[4];
+        share parts[4];
+        fsti_buffer *buffer = begin(&fd);
+        if (buffer == NULL) SKIP("the system refuses userfaultfd(2)");
+        fill_failure = ENOMEM;
+        fill_copies_left = i % 8;
+        pthread_barrier_init(&all_ready, NULL, 4);
+        for (unsigned t = 0; t < 4; t++) {
+            parts[t] = (share){buffer, t * BYTES / 4};
+            CHECK_INT(pthread_create(&threads[t], NULL, fill_part, &parts[t]), 0);
+        }
+        for (unsigned t = 0; t < 4; t++) pthread_join(threads[t], NULL);
+        pthread_barrier_destroy(&all_ready);
+        CHECK(memcmp(buffer->data, source_bytes(), BYTES) == 0);
+        fsti_buffer_end_fill(buffer);
+        finish(buffer, fd);
+    }
+}
+
+/// A child has the memory, but no fill, and not the file by which it could write to its parent.
 TEST(a_forked_child_can_access_all_pages)
 {
     int fd, status = -1;
@@ -191,7 +227,9 @@ TEST(a_forked_child_can_access_all_pages)
     fsti_buffer_fill(buffer, buffer->data, source_bytes(), BYTES / 2);
     pid_t child = fork();
     if (child == 0) {
+        struct stat attributes;
         alarm(20);
+        if (fstat(fd, &attributes) == 0 || errno != EBADF) _exit(2);
         memset(buffer->data + BYTES / 2, 3, buffer->size_bytes - BYTES / 2);
         _exit(memcmp(buffer->data, source_bytes(), BYTES / 2) == 0 ? 0 : 1);
     }

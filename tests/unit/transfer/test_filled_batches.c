@@ -48,7 +48,7 @@ static void finish(void) {
 /// Whether the system allows fills.
 static bool has_fills(void) {
     int fd = fsti_fill_open();
-    if (fd >= 0) close(fd);
+    fsti_fill_close(fd);
     return fd >= 0;
 }
 

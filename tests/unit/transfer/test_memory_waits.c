@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/primitives.h"
 #include "check.h"
@@ -81,4 +82,35 @@ TEST(an_error_says_what_the_load_needs)
     size_t count;
     CHECK_INT(load_in_group(6 << 20, 0, &count, &error), FST_E_NO_MEMORY);
     CHECK_CONTAINS(error.message, "The load needs 251");
+}
+
+/// The tensors are held for longer than a load waits for memory.
+TEST(a_program_that_works_on_its_tensors_may_free_them_late)
+{
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_error error;
+    size_t count = 1;
+    options.mode = FST_MODE_LOAD;
+    options.tuning = fixture_engine(FST_ENGINE_PREAD);
+    options.budget_bytes = 9 << 20;
+    CHECK_INT(fst_model_open(fixture_tensors("model", COUNT, BYTES), NULL, &model, NULL), FST_OK);
+    enter_group((uint64_t)64 << 20);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_model_close(model);
+    enter_group(1 << 20);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    usleep(1200000);
+    enter_group((uint64_t)64 << 20);
+    fst_tensor_unref(tensor);
+    for (fst_status status; (status = fst_loader_next(loader, -1, &tensor, &error)) != FST_END;) {
+        CHECK_INT(status, FST_OK);
+        fst_tensor_unref(tensor);
+        count++;
+    }
+    CHECK_INT(count, COUNT);
+    fst_loader_close(loader);
+    fsti_cgroup_fake(NULL, NULL);
 }
