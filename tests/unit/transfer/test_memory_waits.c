@@ -14,15 +14,19 @@
 #define COUNT 6
 #define BYTES ((uint64_t)4 << 20)
 
-/// A cgroup that has `left` bytes left, whatever is used.
+/// Sets how many bytes the cgroup has left, whatever is used.
+static void set_left(uint64_t left) {
+    char text[32];
+    snprintf(text, sizeof text, "%llu\n", (unsigned long long)left);
+    fixture_file("job/memory.max", text, strlen(text));
+}
+
 static void enter_group(uint64_t left) {
     static char root[512], self[512];
-    char text[32];
     mkdir(fixture_path("job"), 0700);
     snprintf(root, sizeof root, "%s", fixture_path("."));
     snprintf(self, sizeof self, "%s", fixture_file("self", "0::/job\n", 8));
-    snprintf(text, sizeof text, "%llu\n", (unsigned long long)left);
-    fixture_file("job/memory.max", text, strlen(text));
+    set_left(left);
     fixture_file("job/memory.current", "0\n", 2);
     fsti_cgroup_fake(root, self);
 }
@@ -100,10 +104,10 @@ TEST(a_program_that_works_on_its_tensors_may_free_them_late)
     enter_group((uint64_t)64 << 20);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     fst_model_close(model);
-    enter_group(1 << 20);
+    set_left(1 << 20);
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
     usleep(1200000);
-    enter_group((uint64_t)64 << 20);
+    set_left((uint64_t)64 << 20);
     fst_tensor_unref(tensor);
     for (fst_status status; (status = fst_loader_next(loader, -1, &tensor, &error)) != FST_END;) {
         CHECK_INT(status, FST_OK);
