@@ -37,9 +37,10 @@ struct fsti_buffer {
     fsti_refcount refs;
     char *data;
     uint64_t size_bytes;
-    bool is_fresh;      ///< has no pages yet, so prefaulting pays off
-    atomic_int pages;   ///< fsti_buffer_pages
-    atomic_int fill_fd; ///< during a fill: of fsti_fill_open(); otherwise -1
+    bool is_fresh;          ///< has no pages yet, so prefaulting pays off
+    atomic_int pages;       ///< fsti_buffer_pages
+    atomic_int fill_fd;     ///< during a fill: of fsti_fill_open(); otherwise -1
+    atomic_uint fill_found; ///< pages that existed before a fill
     bool writable;
     void (*release)(fsti_buffer *buffer); ///< frees `data`
     fst_allocator allocator;              ///< used by release

@@ -88,12 +88,12 @@ static uint64_t create_pages(fsti_buffer *buffer, char *target, const char *sour
 
 /// Copies whole pages.
 static void fill_pages(fsti_buffer *buffer, char *target, const char *source, uint64_t size) {
-    uint64_t page = fsti_page_bytes(), found_count = 0;
+    uint64_t page = fsti_page_bytes();
     while (size > 0) {
         uint64_t part = fsti_min(size, CALL_BYTES_MAX);
         uint64_t written = create_pages(buffer, target, source, part);
         if (written == 0) {
-            if (++found_count == FOUND_MAX) fsti_buffer_end_fill(buffer);
+            if (atomic_fetch_add(&buffer->fill_found, 1) >= FOUND_MAX) fsti_buffer_end_fill(buffer);
             written = atomic_load(&buffer->fill_fd) < 0 ? size : page;
             fsti_copy_bytes(target, source, written);
         }

@@ -239,6 +239,7 @@ static void stop_work(fsti_pipeline *pipeline) {
         pipeline->sink->close(pipeline); // before the memory is freed
     for (size_t i = 0; pipeline->batches != NULL && i < pipeline->job.plan->batch_count; i++)
         fsti_buffer_end_fill(pipeline->batches[i].buffer);
+    fsti_fill_close(pipeline->fill_fd);
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
@@ -253,7 +254,6 @@ void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
-    fsti_fill_close(pipeline->fill_fd);
     fsti_free(pipeline->places);
     for (size_t i = 0; pipeline->chunks != NULL && i < pipeline->job.plan->chunk_count; i++)
         fsti_free(pipeline->chunks[i].resident_pages);
@@ -298,7 +298,7 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
         woken = sleep_once(pipeline, timeout_ms, &deadline);
     }
     pipeline->waiter_count--;
-    pipeline->waited_ns = fsti_now_ns();
+    pipeline->has_polled |= status == FST_E_TIMEOUT && pipeline->lacks_memory;
     pthread_mutex_unlock(&pipeline->lock);
     return status;
 }

@@ -124,13 +124,13 @@ struct fsti_pipeline {
     pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
     bool lacks_memory; ///< memory for the next batch is missing; retried
+    bool has_polled;   ///< a thread has waited for it with a timeout that is over
     bool is_admitting; ///< a thread is allocating or classifying, without the lock
     bool is_demoted;   ///< some file was demoted: io_uring no longer reads all its chunks
     uint64_t
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
     char demotion_reason[160];
     char thread_reason[96];       ///< why waiting threads do the work
-    uint64_t waited_ns;           ///< when a thread last ended to wait for chunks
     uint32_t waiter_count;        ///< threads that wait for chunks
     uint32_t chunk_limit;         ///< chunks of admitted batches
     uint32_t chunks_known;        ///< of these, chunks that are classified

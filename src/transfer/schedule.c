@@ -225,12 +225,6 @@ static void publish_batch(fsti_pipeline *pipeline, const batch_memory *memory,
 #define MEMORY_WAIT_NS ((uint64_t)500 * 1000000)
 #define MEMORY_PAUSE_MS 20
 
-/// Whether the program waits for chunks, or calls with short timeouts. If it does not, it may be
-/// using the tensors that it has, and free them later.
-static bool is_awaited(const fsti_pipeline *pipeline, uint64_t now_ns) {
-    return pipeline->waiter_count > 0 || now_ns - pipeline->waited_ns < MEMORY_WAIT_NS / 2;
-}
-
 /// Whether missing memory may become free: reads in flight hold memory that is temporarily counted
 /// twice, and with a budget the stream frees delivered batches. The lock must be held.
 static bool memory_will_return(fsti_pipeline *pipeline) {
@@ -239,7 +233,8 @@ static bool memory_will_return(fsti_pipeline *pipeline) {
     if (pipeline->chunks_taken > pipeline->chunks_done) return true;
     if (pipeline->chunks_done == 0) return false;
     uint64_t now_ns = fsti_now_ns();
-    if (!is_awaited(pipeline, now_ns)) {
+    // A program that does not wait may be using the tensors that it has, and free them later.
+    if (pipeline->waiter_count == 0 && !pipeline->has_polled) {
         pipeline->memory_missed_ns = 0;
         return true;
     }
@@ -310,6 +305,7 @@ static bool admit_batch(fsti_pipeline *pipeline) {
     pipeline->is_admitting = false;
     if (status != FST_OK) return false;
     pipeline->memory_missed_ns = 0;
+    pipeline->has_polled = false;
     pipeline->is_placed |= memory.is_placed;
     publish_batch(pipeline, &memory, resident_count);
     return true;

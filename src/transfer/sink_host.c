@@ -18,7 +18,7 @@ static void prepare_memory(fsti_pipeline *pipeline, uint32_t chunk, uint32_t bat
 }
 
 /// Fewer bytes at a time are not written faster by a fill.
-#define FILL_RUN_BYTES_MIN ((uint64_t)128 << 10)
+#define FILL_RUN_BYTES_MIN ((uint64_t)1 << 20)
 
 /// Number of pieces in which a batch's bytes are copied; 0: some are converted, or engines write
 /// them, so that a fill is impossible or not faster.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Loads whose memory gets small pages that are created with their bytes: what is loaded, what is
 /// left for the next load, and loads that end early.
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -173,5 +174,29 @@ TEST(a_file_that_shrinks_is_an_error)
     }
     CHECK_INT(status, FST_E_FILE_CHANGED);
     fst_model_close(model);
+    finish();
+}
+
+/// The number that the load's descriptor has in the parent may be another file's in a child.
+TEST(a_child_that_closes_the_load_closes_no_other_file)
+{
+    fst_loader *loader;
+    fst_tensor *tensor;
+    int status = -1;
+    const char *path = make_model();
+    CHECK_INT(open_loader(path, (uint64_t)64 << 20, &loader), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    fst_tensor_unref(tensor);
+    pid_t child = fork();
+    if (child == 0) {
+        int files[16], closed = 0;
+        for (int i = 0; i < 16; i++) files[i] = fsti_lockable_open(path, O_RDONLY);
+        fst_loader_close(loader);
+        for (int i = 0; i < 16; i++) closed += fcntl(files[i], F_GETFD) < 0;
+        _exit(closed);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    fst_loader_close(loader);
     finish();
 }

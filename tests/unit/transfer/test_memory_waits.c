@@ -88,23 +88,28 @@ TEST(an_error_says_what_the_load_needs)
     CHECK_CONTAINS(error.message, "The load needs 251");
 }
 
-/// The tensors are held for longer than a load waits for memory.
-TEST(a_program_that_works_on_its_tensors_may_free_them_late)
-{
+static fst_status open_stream(fst_loader **out) {
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     fst_model *model;
+    options.mode = FST_MODE_LOAD;
+    options.tuning = fixture_engine(FST_ENGINE_PREAD);
+    options.budget_bytes = 9 << 20;
+    FST_TRY(fst_model_open(fixture_tensors("model", COUNT, BYTES), NULL, &model, NULL));
+    enter_group((uint64_t)64 << 20);
+    fst_status status = fst_loader_open(model, &options, out, NULL);
+    fst_model_close(model);
+    set_left(1 << 20);
+    return status;
+}
+
+/// A tensor is held for longer than a load waits for memory.
+TEST(a_program_that_works_on_its_tensors_may_free_them_late)
+{
     fst_loader *loader;
     fst_tensor *tensor;
     fst_error error;
     size_t count = 1;
-    options.mode = FST_MODE_LOAD;
-    options.tuning = fixture_engine(FST_ENGINE_PREAD);
-    options.budget_bytes = 9 << 20;
-    CHECK_INT(fst_model_open(fixture_tensors("model", COUNT, BYTES), NULL, &model, NULL), FST_OK);
-    enter_group((uint64_t)64 << 20);
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    fst_model_close(model);
-    set_left(1 << 20);
+    CHECK_INT(open_stream(&loader), FST_OK);
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
     usleep(1200000);
     set_left((uint64_t)64 << 20);
@@ -115,6 +120,24 @@ TEST(a_program_that_works_on_its_tensors_may_free_them_late)
         count++;
     }
     CHECK_INT(count, COUNT);
+    fst_loader_close(loader);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
+/// Also one that looks seldom.
+TEST(a_program_that_polls_gets_the_error)
+{
+    fst_loader *loader;
+    fst_tensor *tensor, *next;
+    fst_status status = FST_E_TIMEOUT;
+    CHECK_INT(open_stream(&loader), FST_OK);
+    CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
+    for (int i = 0; i < 20 && status == FST_E_TIMEOUT; i++) {
+        usleep(350000);
+        status = fst_loader_next(loader, 0, &next, NULL);
+    }
+    CHECK_INT(status, FST_E_NO_MEMORY);
+    fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fsti_cgroup_fake(NULL, NULL);
 }
