@@ -193,8 +193,8 @@ def small_gains(rows: dict[Any, Row]) -> str:
         first, *rest = wrap(f"fastsafetensors 0.5 is faster: {'; '.join(cells)}", 106).split("\n")
         lines += [f"- {first}", *(f"  {line}" for line in rest)]
     # Of docs/history/memory-taken-back-2026-11-30.md, which the tables do not show.
-    lines += ["- memory-mapped, from disk, right after programs have freed most of a virtual machine's",
-              "  memory: 1 GiB (0.72x in a series of 30 November)"]
+    lines += ["- memory-mapped, from disk, right after programs have freed most of a VM's memory:",
+              "  1 GiB (0.72x in a series of 30 November)"]
     return "\n".join(lines)
 
 
