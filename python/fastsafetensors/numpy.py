@@ -228,6 +228,7 @@ def open_stream(
     Raises:
         SafetensorError: as load_file(). For damaged bytes it is raised by the iteration.
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
+        MemoryError: not enough memory for half a second while the program waited.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """

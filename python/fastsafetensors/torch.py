@@ -243,6 +243,7 @@ def open_stream(
             raise it from the iteration.
         TypeError: an argument of another type.
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
+        MemoryError: not enough memory for half a second while the program waited.
         OSError: the matching subclass, if a system call fails.
     """
     from ._loading.stream import TensorStream

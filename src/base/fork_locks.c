@@ -161,9 +161,9 @@ int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mod
     return fd;
 }
 
-int fsti_unforked_open(int (*open)(void)) {
+int fsti_unforked_open(int (*open_file)(void)) {
     pthread_mutex_lock(&files_lock);
-    int fd = list_opened(open());
+    int fd = list_opened(open_file());
     pthread_mutex_unlock(&files_lock);
     return fd;
 }

@@ -177,9 +177,9 @@ int fsti_lockable_open(const char *path, int flags);
 /// The same, as openat(2), for local file systems: a fork() waits meanwhile, so that no child has
 /// the descriptor at all.
 int fsti_lockable_open_at(int folder_fd, const char *name, int flags, mode_t mode);
-/// The same for any file: calls `open`, which returns a new descriptor or -1 with errno, while a
-/// fork() waits. Close it with fsti_lockable_close().
-int fsti_unforked_open(int (*open)(void));
+/// The same for any file: calls `open_file`, which returns a new descriptor or -1 with errno, while
+/// a fork() waits. Close it with fsti_lockable_close().
+int fsti_unforked_open(int (*open_file)(void));
 /// Locks it (flock(2), exclusive), without waiting. Returns 0 or an errno: EWOULDBLOCK if another
 /// open file has the lock.
 int fsti_lockable_lock(int fd);

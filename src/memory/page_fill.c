@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Creates small pages of new memory together with their bytes, by userfaultfd(2). A page fault
-/// would fill each page with zeros first, which takes most of the time of a copy.
+/// Creates small pages of new memory together with their bytes, by userfaultfd(2). One page fault
+/// for each would take most of the time of a copy.
 ///
 /// Invariants: from fsti_buffer_begin_fill() until the fill ends, an access to a page of the buffer
 /// that does not exist would wait for ever. So only fsti_buffer_fill() writes to it, and tensors
