@@ -9,6 +9,7 @@
 #include <string.h>
 #include <grp.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -224,4 +225,8 @@ size_t fixture_live_buffers(void) {
     fst_memory_live(&count, NULL);
     for (int i = 0; count > 0 && i < 5000; i++, fst_memory_live(&count, NULL)) usleep(1000);
     return count;
+}
+
+int fixture_syscall_arguments(long number) {
+    return number == SYS_io_uring_enter || number == SYS_mbind ? 6 : 5;
 }

@@ -51,6 +51,10 @@ uint64_t fixture_mapped_bytes(const void *address);
 /// the thread that maps cached pages of views may still hold a reference to the mapping.
 size_t fixture_live_buffers(void);
 
+/// How many arguments of a system call a wrapper of syscall(2) may read: the sixth is on the stack
+/// of the caller, if there is one.
+int fixture_syscall_arguments(long number);
+
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
 

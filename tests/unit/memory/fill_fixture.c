@@ -7,6 +7,8 @@
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
+#include "fixture.h"
+
 atomic_uint_fast64_t fill_created_bytes;
 int fill_failure;
 atomic_int fill_copies_left;
@@ -34,10 +36,10 @@ int __wrap_ioctl(int fd, unsigned long request, ...) {
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
-    long words[6];
+    long words[6] = {0};
     va_list list;
     va_start(list, number);
-    for (int i = 0; i < 6; i++) words[i] = va_arg(list, long);
+    for (int i = 0; i < fixture_syscall_arguments(number); i++) words[i] = va_arg(list, long);
     va_end(list);
     if (number == SYS_userfaultfd && fill_is_refused) {
         errno = EPERM;
