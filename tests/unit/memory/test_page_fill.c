@@ -162,22 +162,29 @@ static void *fill_share(void *argument) {
     return NULL;
 }
 
+enum { THREADS_MAX = 8 };
+
+/// Runs `fill` in `count` threads, each with a share that begins `step` after the one before.
+static void run_threads(fsti_buffer *buffer, void *(*fill)(void *), unsigned count, uint64_t step) {
+    pthread_t threads[THREADS_MAX];
+    share shares[THREADS_MAX];
+    for (unsigned t = 0; t < count; t++) {
+        shares[t] = (share){buffer, t * step};
+        CHECK_INT(pthread_create(&threads[t], NULL, fill, &shares[t]), 0);
+    }
+    for (unsigned t = 0; t < count; t++) pthread_join(threads[t], NULL);
+}
+
 /// Their pieces share pages. In the second half, a call fails.
 TEST(threads_fill_one_buffer)
 {
     for (int i = 0; i < 20; i++) {
         int fd;
-        pthread_t threads[8];
-        share shares[8];
         fsti_buffer *buffer = begin(&fd);
         if (buffer == NULL) SKIP("the system refuses userfaultfd(2)");
         fill_failure = i < 10 ? 0 : ENOMEM;
         fill_copies_left = 5 * i;
-        for (unsigned t = 0; t < 8; t++) {
-            shares[t] = (share){buffer, t};
-            CHECK_INT(pthread_create(&threads[t], NULL, fill_share, &shares[t]), 0);
-        }
-        for (unsigned t = 0; t < 8; t++) pthread_join(threads[t], NULL);
+        run_threads(buffer, fill_share, 8, 1);
         fsti_buffer_end_fill(buffer);
         check_bytes(buffer);
         finish(buffer, fd);
@@ -199,18 +206,12 @@ TEST(a_fill_may_end_while_other_threads_write)
 {
     for (int i = 0; i < 400; i++) {
         int fd;
-        pthread_t threads[4];
-        share parts[4];
         fsti_buffer *buffer = begin(&fd);
         if (buffer == NULL) SKIP("the system refuses userfaultfd(2)");
         fill_failure = ENOMEM;
         fill_copies_left = i % 8;
         pthread_barrier_init(&all_ready, NULL, 4);
-        for (unsigned t = 0; t < 4; t++) {
-            parts[t] = (share){buffer, t * BYTES / 4};
-            CHECK_INT(pthread_create(&threads[t], NULL, fill_part, &parts[t]), 0);
-        }
-        for (unsigned t = 0; t < 4; t++) pthread_join(threads[t], NULL);
+        run_threads(buffer, fill_part, 4, BYTES / 4);
         pthread_barrier_destroy(&all_ready);
         CHECK(memcmp(buffer->data, source_bytes(), BYTES) == 0);
         fsti_buffer_end_fill(buffer);
