@@ -227,6 +227,7 @@ size_t fixture_live_buffers(void) {
     return count;
 }
 
-int fixture_syscall_arguments(long number) {
-    return number == SYS_io_uring_enter || number == SYS_mbind ? 6 : 5;
+void fixture_syscall_arguments(long number, va_list list, long arguments[6]) {
+    int count = number == SYS_io_uring_enter || number == SYS_mbind ? 6 : 5;
+    for (int i = 0; i < 6; i++) arguments[i] = i < count ? va_arg(list, long) : 0;
 }

@@ -5,6 +5,7 @@
 
 #include <fastsafetensors/experimental.h>
 #include <fastsafetensors/loader.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -51,9 +52,9 @@ uint64_t fixture_mapped_bytes(const void *address);
 /// the thread that maps cached pages of views may still hold a reference to the mapping.
 size_t fixture_live_buffers(void);
 
-/// How many arguments of a system call a wrapper of syscall(2) may read: the sixth is on the stack
-/// of the caller, if there is one.
-int fixture_syscall_arguments(long number);
+/// Reads the arguments of a call of syscall(2), for wrappers. Most calls have no sixth one, which
+/// would be on the stack of the caller.
+void fixture_syscall_arguments(long number, va_list list, long arguments[6]);
 
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);

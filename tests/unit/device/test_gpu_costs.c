@@ -20,10 +20,10 @@ static atomic_long questions, questions_at_first_copy;
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
-    long a[6] = {0};
+    long a[6];
     va_list arguments;
     va_start(arguments, number);
-    for (int i = 0; i < fixture_syscall_arguments(number); i++) a[i] = va_arg(arguments, long);
+    fixture_syscall_arguments(number, arguments, a);
     va_end(arguments);
     if (number == CACHESTAT) atomic_fetch_add(&questions, 1);
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);

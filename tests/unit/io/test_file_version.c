@@ -49,10 +49,10 @@ int __wrap_fstatfs64(int fd, struct statfs64 *out) {
 
 /// Answers statx() for a mount's number; passes on other calls.
 long __wrap_syscall(long number, ...) {
-    long values[6] = {0};
+    long values[6];
     va_list list;
     va_start(list, number);
-    for (int i = 0; i < fixture_syscall_arguments(number); i++) values[i] = va_arg(list, long);
+    fixture_syscall_arguments(number, list, values);
     va_end(list);
     unsigned wanted = (unsigned)values[3];
     if (!kernel.is_on || number != SYS_statx || (wanted & 0x5000) == 0)

@@ -36,10 +36,10 @@ int __wrap_ioctl(int fd, unsigned long request, ...) {
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
-    long words[6] = {0};
+    long words[6];
     va_list list;
     va_start(list, number);
-    for (int i = 0; i < fixture_syscall_arguments(number); i++) words[i] = va_arg(list, long);
+    fixture_syscall_arguments(number, list, words);
     va_end(list);
     if (number == SYS_userfaultfd && fill_is_refused) {
         errno = EPERM;

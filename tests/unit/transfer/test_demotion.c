@@ -268,10 +268,10 @@ static atomic_bool ring_is_refused, direct_is_denied;
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
-    long values[6] = {0};
+    long values[6];
     va_list arguments;
     va_start(arguments, number);
-    for (int i = 0; i < fixture_syscall_arguments(number); i++) values[i] = va_arg(arguments, long);
+    fixture_syscall_arguments(number, arguments, values);
     va_end(arguments);
     // The ring of the probe can be created, the one for reading can't: pinned memory is used up.
     if (number == SYS_io_uring_setup && values[0] > 2 && atomic_load(&ring_is_refused)) {

@@ -336,10 +336,10 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
-    long values[6] = {0}; // as many as a system call may have
+    long values[6]; // as many as a system call may have
     va_list arguments;
     va_start(arguments, number);
-    for (int i = 0; i < fixture_syscall_arguments(number); i++) values[i] = va_arg(arguments, long);
+    fixture_syscall_arguments(number, arguments, values);
     va_end(arguments);
     if (number == SYS_io_uring_enter && atomic_load(&ring_calls_left) >= 0 &&
         atomic_fetch_sub(&ring_calls_left, 1) <= 0) {
