@@ -119,7 +119,8 @@ static fst_status status_of_errno(int os_errno) {
     case EISDIR: return FST_E_NOT_REGULAR;
     case ENOMEM: return FST_E_NO_MEMORY;
     case ENOSPC:
-    case EDQUOT: return FST_E_NO_SPACE;
+    case EDQUOT:
+    case EFBIG: return FST_E_NO_SPACE;
     case EROFS: return FST_E_PERMISSION;
     default: return FST_E_IO;
     }

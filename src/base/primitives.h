@@ -191,6 +191,13 @@ void fsti_lockable_close_folder(DIR *folder);
 /// which no other is taken. Call it once for each.
 void fsti_fork_last_lock(void *mutex);
 
+// ---- file descriptors ----
+
+/// Reads or writes all bytes from `offset` on, also after signals and short calls. Returns 0 or an
+/// errno: EIO if a file ends before.
+int fsti_read_at(int fd, void *target, size_t size, uint64_t offset);
+int fsti_write_at(int fd, const void *bytes, size_t size, uint64_t offset);
+
 // ---- time ----
 
 /// Monotonic nanoseconds.

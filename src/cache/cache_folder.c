@@ -96,7 +96,7 @@ int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags
 static void write_tag(const cache_folder *folder) {
     int fd = fsti_cache_file_open(folder, "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0) return;
-    (void)fsti_cache_pwrite(fd, tag, sizeof tag - 1, 0); // optional, so errors are ignored
+    (void)fsti_write_at(fd, tag, sizeof tag - 1, 0); // optional, so errors are ignored
     close(fd);
 }
 
@@ -126,24 +126,4 @@ void fsti_cache_folder_unlock(cache_folder *folder) {
 
 void fsti_cache_file_name(char out[CACHE_FILE_NAME_BYTES], const char *name, const char *ending) {
     snprintf(out, CACHE_FILE_NAME_BYTES, "%s%s", name, ending);
-}
-
-int fsti_cache_pread(int fd, void *target, size_t size, uint64_t offset) {
-    for (size_t done = 0; done < size;) {
-        ssize_t got = pread(fd, (char *)target + done, size - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return got < 0 ? errno : EIO;
-        done += (size_t)got;
-    }
-    return 0;
-}
-
-int fsti_cache_pwrite(int fd, const void *bytes, size_t size, uint64_t offset) {
-    for (size_t done = 0; done < size;) {
-        ssize_t put = pwrite(fd, (const char *)bytes + done, size - done, (off_t)(offset + done));
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return put < 0 ? errno : EIO;
-        done += (size_t)put;
-    }
-    return 0;
 }

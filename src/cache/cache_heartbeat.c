@@ -47,8 +47,8 @@ static void write_counters(const fsti_cache_entry *entry, uint64_t first, uint64
     uint64_t counters[HEARTBEAT_COUNT];
     for (uint64_t i = 0; i < count; i++) counters[i] = heartbeats.value;
     // If this fails, others wait in vain or fetch the blocks themselves.
-    (void)!fsti_cache_pwrite(entry->map_fd, counters, (size_t)count * sizeof *counters,
-                             HEARTBEATS_AT + first * sizeof *counters);
+    (void)!fsti_write_at(entry->map_fd, counters, (size_t)count * sizeof *counters,
+                         HEARTBEATS_AT + first * sizeof *counters);
 }
 
 /// Writes the heartbeat of a claim.
@@ -145,8 +145,8 @@ void fsti_cache_heartbeat_end(fsti_cache_entry *entry) {
 
 bool fsti_cache_is_stalled(fsti_cache_entry *entry, uint64_t block, cache_stall *stall) {
     uint64_t number = 0, round = atomic_load(&round_count);
-    if (fsti_cache_pread(entry->map_fd, &number, sizeof number,
-                         HEARTBEATS_AT + block % HEARTBEAT_BLOCKS * sizeof number) != 0)
+    if (fsti_read_at(entry->map_fd, &number, sizeof number,
+                     HEARTBEATS_AT + block % HEARTBEAT_BLOCKS * sizeof number) != 0)
         return false;
     if (!stall->is_begun || stall->block != block || stall->number != number)
         *stall = (cache_stall){true, block, number, round};

@@ -49,8 +49,8 @@ static bool begins_with(const cache_folder *folder, const char *file, const char
     char bytes[CACHE_MAGIC_BYTES];
     int fd = fsti_cache_file_open(folder, file, O_RDONLY);
     if (fd < 0) return false;
-    bool is_own = fsti_cache_pread(fd, bytes, sizeof bytes, 0) == 0 &&
-                  memcmp(bytes, magic, sizeof bytes) == 0;
+    bool is_own =
+        fsti_read_at(fd, bytes, sizeof bytes, 0) == 0 && memcmp(bytes, magic, sizeof bytes) == 0;
     close(fd);
     return is_own;
 }

@@ -31,11 +31,11 @@ int fsti_cache_map_write_header(int fd, cache_map_header *head) {
     memcpy(head->magic, CACHE_MAP_MAGIC, sizeof head->magic);
     head->block_bytes = CACHE_BLOCK_BYTES;
     head->check = check_of(head);
-    return fsti_cache_pwrite(fd, head, sizeof *head, 0);
+    return fsti_write_at(fd, head, sizeof *head, 0);
 }
 
 int fsti_cache_map_read_header(int fd, cache_map_header *head) {
-    int failed = fsti_cache_pread(fd, head, sizeof *head, 0);
+    int failed = fsti_read_at(fd, head, sizeof *head, 0);
     if (failed != 0) return failed;
     bool is_valid = memcmp(head->magic, CACHE_MAP_MAGIC, sizeof head->magic) == 0 &&
                     head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
@@ -43,13 +43,13 @@ int fsti_cache_map_read_header(int fd, cache_map_header *head) {
 }
 
 int fsti_cache_map_read(int fd, uint64_t first, uint64_t count, uint64_t *digests) {
-    return fsti_cache_pread(fd, digests, (size_t)count * sizeof *digests,
-                            CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
+    return fsti_read_at(fd, digests, (size_t)count * sizeof *digests,
+                        CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
 }
 
 int fsti_cache_map_write(int fd, uint64_t first, uint64_t count, const uint64_t *digests) {
-    return fsti_cache_pwrite(fd, digests, (size_t)count * sizeof *digests,
-                             CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
+    return fsti_write_at(fd, digests, (size_t)count * sizeof *digests,
+                         CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
 }
 
 // ---- claims ----

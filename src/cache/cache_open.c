@@ -93,7 +93,7 @@ static void write_ref(const cache_opening *opening) {
     unlinkat(opening->folder.fd, temporary, 0);
     int fd = fsti_cache_file_open(&opening->folder, temporary, O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0) return;
-    bool is_written = fsti_cache_pwrite(fd, text, size, 0) == 0;
+    bool is_written = fsti_write_at(fd, text, size, 0) == 0;
     close(fd);
     if (!is_written || renameat(opening->folder.fd, temporary, opening->folder.fd, name) != 0)
         unlinkat(opening->folder.fd, temporary, 0);
@@ -127,8 +127,7 @@ static bool first_bytes_match(const cache_opening *opening, int fd) {
     char kept[4096];
     for (size_t at = 0, some; at < size; at += some) {
         some = fsti_min(size - at, sizeof kept);
-        if (fsti_cache_pread(fd, kept, some, at) != 0)
-            return true; // the load will report the error
+        if (fsti_read_at(fd, kept, some, at) != 0) return true; // the load will report the error
         if (memcmp(kept, bytes + at, some) != 0) return false;
     }
     return true;
@@ -309,7 +308,7 @@ static void keep_first(fsti_cache_entry *entry) {
     int failed = fsti_cache_map_read(entry->map_fd, 0, 1, &digest);
     if (failed == 0 && digest == 0) {
         digest = fsti_cache_digest(bytes, size);
-        failed = fsti_cache_pwrite(entry->data_fd, bytes, size, 0);
+        failed = fsti_write_at(entry->data_fd, bytes, size, 0);
         if (failed == 0) failed = fsti_cache_map_write(entry->map_fd, 0, 1, &digest);
         if (failed == 0) entry->counts.written_bytes += size;
     }

@@ -60,9 +60,6 @@ void fsti_cache_folder_unlock(cache_folder *folder);
 int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags);
 /// Writes NAME plus an ending.
 void fsti_cache_file_name(char out[CACHE_FILE_NAME_BYTES], const char *name, const char *ending);
-/// Reads or writes all bytes. 0 or an errno; EIO at the end of the file.
-int fsti_cache_pread(int fd, void *target, size_t size, uint64_t offset);
-int fsti_cache_pwrite(int fd, const void *bytes, size_t size, uint64_t offset);
 
 // ---- maps (cache_map.c) ----
 

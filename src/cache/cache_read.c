@@ -104,7 +104,7 @@ static void copy_complete(cache_job *job, uint64_t first, uint64_t last) {
     if (first == last) return;
     uint64_t begin = block_begin(first), end = block_end(job->entry, last - 1);
     char *target = read->buffer + (begin - read->offset);
-    if (fsti_cache_pread(job->entry->data_fd, target, (size_t)(end - begin), begin) != 0) {
+    if (fsti_read_at(job->entry->data_fd, target, (size_t)(end - begin), begin) != 0) {
         set_states(job, first, last, BLOCK_SUSPECT);
         return;
     }
@@ -124,7 +124,7 @@ static void copy_part(cache_job *job, uint64_t block) {
     job->states[index] = BLOCK_SUSPECT;
     if (scratch == NULL) job->scratch_failed = true;
     if (scratch == NULL ||
-        fsti_cache_pread(job->entry->data_fd, scratch, (size_t)(end - begin), begin) != 0)
+        fsti_read_at(job->entry->data_fd, scratch, (size_t)(end - begin), begin) != 0)
         return;
     check_block(job, block, scratch);
     if (job->states[index] != BLOCK_DONE) return;
@@ -233,12 +233,12 @@ static int write_fetched(cache_job *job) {
         digests[i - first] = fsti_cache_digest(bytes, size);
         bool is_complete = i >= complete_first && i < complete_last;
         if (!is_complete && failed == 0)
-            failed = fsti_cache_pwrite(entry->data_fd, bytes, size, block_begin(i));
+            failed = fsti_write_at(entry->data_fd, bytes, size, block_begin(i));
     }
     if (failed == 0 && complete_first < complete_last) {
         uint64_t begin = block_begin(complete_first), end = block_end(entry, complete_last - 1);
-        failed = fsti_cache_pwrite(entry->data_fd, fetched_block(job, complete_first),
-                                   (size_t)(end - begin), begin);
+        failed = fsti_write_at(entry->data_fd, fetched_block(job, complete_first),
+                               (size_t)(end - begin), begin);
     }
     if (failed == 0) failed = fsti_cache_map_write(entry->map_fd, first, last - first, digests);
     if (failed != 0) return failed;

@@ -34,7 +34,7 @@ static bool check_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t
     uint64_t size = fsti_min(count * CACHE_BLOCK_BYTES, entry->size_bytes - begin);
     bool is_intact = true;
     if (fsti_cache_map_read(entry->map_fd, first, count, digests) != 0 ||
-        fsti_cache_pread(entry->data_fd, buffer, (size_t)size, begin) != 0)
+        fsti_read_at(entry->data_fd, buffer, (size_t)size, begin) != 0)
         return false;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t at = i * CACHE_BLOCK_BYTES, left = fsti_min(CACHE_BLOCK_BYTES, size - at);

@@ -23,8 +23,7 @@ typedef struct apply_worker {
 } apply_worker;
 
 static fst_status fail_block(const apply_job *job, const bound_tensor *tensor, uint64_t offset,
-                             const char *what, fst_error *error) {
-    int os_errno = errno;
+                             int os_errno, const char *what, fst_error *error) {
     fst_status status = fsti_error_errno(error, os_errno,
                                          fsti_file_path(job->base->files[tensor->file].file), what);
     fsti_error_location location = {.tensor = tensor->tensor->name,
@@ -42,7 +41,7 @@ fst_status fsti_apply_read(apply_job *job, const bound_tensor *tensor, uint64_t 
         ssize_t got = pread(job->descriptors[tensor->file], target + done, size - done,
                             (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fail_block(job, tensor, offset, "reading", error);
+        if (got < 0) return fail_block(job, tensor, offset, errno, "reading", error);
         if (got == 0) {
             fsti_error_location location = {.file =
                                                 fsti_file_path(job->base->files[tensor->file].file),
@@ -59,13 +58,8 @@ static fst_status write_block(apply_job *job, const bound_tensor *tensor, uint64
                               const unsigned char *bytes, fst_error *error) {
     uint64_t offset = tensor->offset + block * DELTA_BLOCK_BYTES;
     size_t size = apply_block_bytes(tensor, block);
-    for (size_t done = 0; done < size;) {
-        ssize_t put = pwrite(job->descriptors[tensor->file], bytes + done, size - done,
-                             (off_t)(offset + done));
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return fail_block(job, tensor, offset, "writing", error);
-        done += (size_t)put;
-    }
+    int failure = fsti_write_at(job->descriptors[tensor->file], bytes, size, offset);
+    if (failure != 0) return fail_block(job, tensor, offset, failure, "writing", error);
     atomic_fetch_add_explicit(&job->bytes_written, size, memory_order_relaxed);
     return FST_OK;
 }
@@ -105,19 +99,10 @@ static fst_status save_undo(void *context, const void *values, size_t size, uint
                             fst_error *error) {
     apply_worker *worker = context;
     apply_job *job = worker->job;
-    const char *bytes = values;
     uint64_t offset = job->journal.records[worker->number].undo_at - 1 + at;
-    while (size > 0) {
-        ssize_t put = pwrite(job->journal.undo_fd, bytes, size, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0)
-            return fsti_error_errno(error, put == 0 ? ENOSPC : errno, job->journal.undo_path,
-                                    "saving old values");
-        bytes += put;
-        offset += (uint64_t)put;
-        size -= (size_t)put;
-    }
-    return FST_OK;
+    int failure = fsti_write_at(job->journal.undo_fd, values, size, offset);
+    if (failure == 0) return FST_OK;
+    return fsti_error_errno(error, failure, job->journal.undo_path, "saving old values");
 }
 
 /// Reads undo values. Values after the last saved one are not needed, so an early end of the file

@@ -36,14 +36,8 @@ static fst_status copy_bytes(int from, int to, const char *path, fst_error *erro
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) status = fsti_error_errno(error, errno, path, "reading");
         if (got <= 0) break;
-        for (ssize_t done = 0; done < got && status == FST_OK;) {
-            ssize_t put = pwrite(to, buffer + done, (size_t)(got - done), at + done);
-            if (put < 0 && errno == EINTR) continue;
-            if (put <= 0)
-                status = fsti_error_errno(error, put == 0 ? ENOSPC : errno, path, "copying");
-            else
-                done += put;
-        }
+        int failure = fsti_write_at(to, buffer, (size_t)got, (uint64_t)at);
+        if (failure != 0) status = fsti_error_errno(error, failure, path, "copying");
         at += got;
     }
     fsti_free(buffer);

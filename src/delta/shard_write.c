@@ -47,18 +47,10 @@ fst_status fsti_shard_open(const char *folder, uint32_t number, uint64_t header_
 
 static fst_status write_at(shard_writer *shard, const void *bytes, size_t size, uint64_t offset,
                            fst_error *error) {
-    const char *at = bytes;
     FST_TRY(fsti_file_check_limit(shard->path, offset + size, error));
-    while (size > 0) {
-        ssize_t put = pwrite(shard->fd, at, size, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0)
-            return fsti_error_errno(error, put == 0 ? ENOSPC : errno, shard->path, "writing");
-        at += put;
-        offset += (uint64_t)put;
-        size -= (size_t)put;
-        shard->bytes_written += (uint64_t)put;
-    }
+    int failure = fsti_write_at(shard->fd, bytes, size, offset);
+    if (failure != 0) return fsti_error_errno(error, failure, shard->path, "writing");
+    shard->bytes_written += size;
     return FST_OK;
 }
 

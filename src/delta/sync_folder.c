@@ -203,19 +203,6 @@ fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_err
     return status;
 }
 
-static fst_status write_fd(int fd, const char *bytes, size_t size, const char *path,
-                           fst_error *error) {
-    while (size > 0) {
-        ssize_t written = write(fd, bytes, size);
-        if (written < 0 && errno == EINTR) continue;
-        bool is_full = written == 0 || errno == EFBIG; // also by a limit of the process
-        if (written <= 0) return fsti_error_errno(error, is_full ? ENOSPC : errno, path, "writing");
-        bytes += written;
-        size -= (size_t)written;
-    }
-    return FST_OK;
-}
-
 /// The lock is held, so no other process uses the temporary name.
 fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_octets text,
                              bool durable, fst_error *error) {
@@ -224,7 +211,8 @@ fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_oct
     (void)unlink(fresh);
     int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     fst_status status = fd < 0 ? fsti_error_errno(error, errno, fresh, "making the file") : FST_OK;
-    if (status == FST_OK) status = write_fd(fd, (const char *)text.bytes, text.size, fresh, error);
+    int failure = status == FST_OK ? fsti_write_at(fd, text.bytes, text.size, 0) : 0;
+    if (failure != 0) status = fsti_error_errno(error, failure, fresh, "writing");
     if (status == FST_OK && durable && fd >= 0 && fsync(fd) != 0)
         status = fsti_error_errno(error, errno, fresh, "writing to the device");
     if (fd >= 0 && close(fd) != 0 && status == FST_OK)

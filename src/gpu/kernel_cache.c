@@ -97,31 +97,11 @@ static int open_folder(bool may_create, char *note, size_t size) {
     return -1;
 }
 
-static bool read_all(int fd, void *target, size_t size) {
-    for (size_t done = 0; done < size;) {
-        ssize_t got = read(fd, (char *)target + done, size - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
-        done += (size_t)got;
-    }
-    return true;
-}
-
-static bool write_all(int fd, const void *bytes, size_t size) {
-    for (size_t done = 0; done < size;) {
-        ssize_t put = write(fd, (const char *)bytes + done, size - done);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return false;
-        done += (size_t)put;
-    }
-    return true;
-}
-
 /// Reads the rest of a file of the right size: the key, which must be equal, and the code.
 static bool read_body(int fd, const char *key, const file_head *head, fsti_kernel_code *out) {
     size_t key_size = strlen(key);
     char *bytes = fsti_alloc(key_size + head->code_size);
-    if (bytes == NULL || !read_all(fd, bytes, key_size + head->code_size) ||
+    if (bytes == NULL || fsti_read_at(fd, bytes, key_size + head->code_size, sizeof *head) != 0 ||
         memcmp(bytes, key, key_size) != 0) {
         fsti_free(bytes);
         return false;
@@ -141,7 +121,8 @@ static bool read_file(int fd, const char *key, fsti_kernel_code *out) {
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid() ||
         info.st_nlink != 1 || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
         return false;
-    if (!read_all(fd, &head, sizeof head) || memcmp(head.magic, magic, sizeof magic) != 0)
+    if (fsti_read_at(fd, &head, sizeof head, 0) != 0 ||
+        memcmp(head.magic, magic, sizeof magic) != 0)
         return false;
     if (head.key_size != strlen(key) || head.code_size == 0 ||
         head.code_size > FSTI_KERNEL_BYTES_MAX ||
@@ -190,8 +171,8 @@ static bool is_temporary_name(const char *name) {
 static bool is_kernel_file(int folder, const char *name) {
     char begin[sizeof magic];
     int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    bool is_own =
-        fd >= 0 && read_all(fd, begin, sizeof begin) && memcmp(begin, magic, sizeof begin) == 0;
+    bool is_own = fd >= 0 && fsti_read_at(fd, begin, sizeof begin, 0) == 0 &&
+                  memcmp(begin, magic, sizeof begin) == 0;
     if (fd >= 0) close(fd);
     return is_own;
 }
@@ -242,14 +223,15 @@ static bool write_file(int folder, const char *key, const fsti_kernel_code *code
              (unsigned long long)fsti_random());
     int fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return false;
-    bool good = write_all(fd, &head, sizeof head) && write_all(fd, key, head.key_size) &&
-                write_all(fd, code->bytes, code->size);
-    good = close(fd) == 0 && good;
-    good = good && renameat(folder, temporary, folder, name) == 0;
-    int failure = errno;
-    if (!good) (void)unlinkat(folder, temporary, 0);
+    int failure = fsti_write_at(fd, &head, sizeof head, 0);
+    if (failure == 0) failure = fsti_write_at(fd, key, head.key_size, sizeof head);
+    if (failure == 0)
+        failure = fsti_write_at(fd, code->bytes, code->size, sizeof head + head.key_size);
+    if (close(fd) != 0 && failure == 0) failure = errno;
+    if (failure == 0 && renameat(folder, temporary, folder, name) != 0) failure = errno;
+    if (failure != 0) (void)unlinkat(folder, temporary, 0);
     errno = failure;
-    return good;
+    return failure == 0;
 }
 
 void fsti_kernel_cache_write(const char *key, const fsti_kernel_code *code, char *note,

@@ -126,7 +126,14 @@ static fst_status create_file(fsti_output *output, fst_error *error) {
     return target->has_rights ? fsti_file_keep_rights(output->fd, target, error) : FST_OK;
 }
 
-static fst_status no_space(const fsti_output *output, fst_error *error) {
+static bool is_space_errno(int failure) {
+    return failure == ENOSPC || failure == EDQUOT || failure == EFBIG;
+}
+
+/// failure: the errno that the system gave, one of those above.
+static fst_status no_space(const fsti_output *output, int failure, fst_error *error) {
+    if (failure != ENOSPC)
+        return fsti_error_errno(error, failure, output->target.path, "writing the file");
     // The part that this file has already reserved was free before.
     uint64_t available = fsti_space_free(output->fd), own = fsti_space_taken(output->fd);
     uint64_t before = available > UINT64_MAX - own ? UINT64_MAX : available + own;
@@ -152,14 +159,14 @@ static fst_status reserve_space(fsti_output *output, fst_error *error) {
     FST_TRY(fsti_file_check_limit(output->target.path, output->size_bytes, error));
     uint64_t own = fsti_space_taken(output->fd);
     if (fsti_space_free(output->fd) < output->size_bytes - fsti_min(own, output->size_bytes))
-        return no_space(output, error);
+        return no_space(output, ENOSPC, error);
     int failure = output->size_bytes > 0 ? EINTR : 0;
     // On tmpfs an interrupted call is rolled back, so frequent signals could make it fail forever.
     for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
         failure = fallocate(output->fd, 0, 0, (off_t)output->size_bytes) == 0 ? 0 : errno;
     output->is_unreserved = failure != 0;
     if (failure == 0) return FST_OK;
-    if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG) return no_space(output, error);
+    if (is_space_errno(failure)) return no_space(output, failure, error);
     if (ftruncate(output->fd, (off_t)output->size_bytes) != 0)
         return fsti_error_errno(error, errno, output->target.path, "setting the size");
     return FST_OK;
@@ -317,7 +324,7 @@ fst_status fsti_output_write(fsti_output *output, const void *data, size_t size,
     for (size_t done = 0; done < size;) {
         ssize_t written = write_once(output, from + done, size - done, offset + done);
         if (written == -EINTR) continue;
-        if (written == -ENOSPC || written == -EDQUOT) return no_space(output, error);
+        if (is_space_errno((int)-written)) return no_space(output, (int)-written, error);
         if (written <= 0) {
             fsti_error_location location = {.file = output->target.path,
                                             .byte_offset = offset + done,

@@ -68,10 +68,10 @@ static int copy_blocks(const fsti_output *output, int to, char *block) {
     if (fstat(output->fd, &info) != 0 || fchmod(to, info.st_mode & 07777) != 0) return errno;
     for (uint64_t at = 0; at < output->size_bytes;) {
         ssize_t got = pread(output->fd, block, COPY_BYTES, (off_t)at);
-        ssize_t put = got <= 0 ? got : pwrite(to, block, (size_t)got, (off_t)at);
-        if (put < 0 && errno != EINTR) return errno;
-        if (put == 0) return EIO;
-        at += put < 0 ? 0 : (uint64_t)put;
+        if (got < 0 && errno == EINTR) continue;
+        int failure = got > 0 ? fsti_write_at(to, block, (size_t)got, at) : got < 0 ? errno : EIO;
+        if (failure != 0) return failure;
+        at += (uint64_t)got;
     }
     return output->is_durable && fsync(to) != 0 ? errno : 0;
 }

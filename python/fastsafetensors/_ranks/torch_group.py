@@ -109,7 +109,8 @@ class TorchProcessGroup(ProcessGroupBase):
         reason = _broken.get(self.real_pg)
         if reason is None:
             lost = self._find_lost() or "not all ranks arrived"
-            reason = f"{lost}: {str(error).splitlines()[0]}"
+            text = str(error).partition("\n")[0] or type(error).__name__
+            reason = f"{lost}: {text}"
             _broken[self.real_pg] = reason
         else:
             reason = f"an earlier wait has failed ({reason}): make a new group"

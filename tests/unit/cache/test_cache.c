@@ -215,7 +215,7 @@ TEST(stalled_process_is_not_waited_for)
     for (size_t i = 0; i < 256; i++) numbers[i] = 7;
     CHECK(open_entry("stopped", &opened));
     int fd = open_map(fixture_path("stopped"));
-    CHECK_INT(fsti_cache_pwrite(fd, numbers, sizeof numbers, 2048), 0);
+    CHECK_INT(fsti_write_at(fd, numbers, sizeof numbers, 2048), 0);
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 16, .l_len = 150};
     CHECK_INT(fcntl(fd, F_OFD_SETLK, &range), 0);
     fsti_cache_heartbeat_period(10000000);
@@ -262,7 +262,7 @@ TEST(process_with_heartbeats_is_waited_for)
     // More heartbeats than a stalled process would be given before it is bypassed.
     for (int changes = 0; changes < 40; changes += number != before, usleep(1000)) {
         before = number;
-        CHECK_INT(fsti_cache_pread(holder.entry->map_fd, &number, sizeof number, 2048 + 16 * 8), 0);
+        CHECK_INT(fsti_read_at(holder.entry->map_fd, &number, sizeof number, 2048 + 16 * 8), 0);
     }
     CHECK(!atomic_load(&read.is_done));
     CHECK_INT(waiter.entry->stalled_process, 0);

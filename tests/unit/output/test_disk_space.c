@@ -17,8 +17,8 @@ static bool is_wrapped;
 static uint64_t block_count, free_blocks; ///< what the file system reports, in blocks of 4 KiB
 static unsigned reserve_count;            ///< calls of fallocate()
 static bool reserve_takes_all;            ///< as ext4: takes what there is, then fails
-static bool reserve_is_missing;           ///< as on ext2
-static bool is_full;                      ///< larger writes than a header's fail
+static int reserve_errno;                 ///< of each reservation; EOPNOTSUPP as on ext2
+static int write_errno;                   ///< of larger writes than a header's
 
 static const char *removed_first; ///< a file that vanishes before its rights are checked
 
@@ -37,16 +37,16 @@ ssize_t __real_pwrite64(int fd, const void *data, size_t size, off64_t offset);
 ssize_t __wrap_pwrite64(int fd, const void *data, size_t size, off64_t offset);
 
 ssize_t __wrap_pwrite64(int fd, const void *data, size_t size, off64_t offset) {
-    if (!is_full || size < 4096) return __real_pwrite64(fd, data, size, offset);
-    errno = ENOSPC;
+    if (write_errno == 0 || size < 4096) return __real_pwrite64(fd, data, size, offset);
+    errno = write_errno;
     return -1;
 }
 
 int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size) {
     if (!is_wrapped) return __real_fallocate64(fd, mode, offset, size);
     reserve_count++;
-    if (reserve_is_missing) {
-        errno = EOPNOTSUPP;
+    if (reserve_errno != 0) {
+        errno = reserve_errno;
         return -1;
     }
     if (!reserve_takes_all) return __real_fallocate64(fd, mode, offset, size);
@@ -124,6 +124,25 @@ TEST(failed_reservation_counts_as_free)
     CHECK(stat(fixture_path("m.safetensors"), &info) != 0);
 }
 
+/// Free space of the disk says nothing about a user's quota or the largest file.
+TEST(a_quota_and_the_largest_file_are_not_a_full_disk)
+{
+    const int failures[] = {EDQUOT, EFBIG};
+    fst_error error;
+    block_count = free_blocks = 1 << 20;
+    for (size_t i = 0; i < 4; i++) {
+        int failure = failures[i / 2];
+        reserve_errno = i % 2 == 0 ? failure : EOPNOTSUPP;
+        write_errno = failure;
+        CHECK_INT(save_on_disk(fixture_path("m.safetensors"), 0, &error), FST_E_NO_SPACE);
+        CHECK_INT(error.os_errno, failure);
+        CHECK_CONTAINS(error.message, strerror(failure));
+        CHECK(strstr(error.message, "free") == NULL);
+        CHECK(access(fixture_path("m.safetensors"), F_OK) != 0);
+    }
+    reserve_errno = write_errno = 0;
+}
+
 TEST(file_system_without_sizes_is_not_full)
 {
     block_count = free_blocks = 0;
@@ -172,13 +191,13 @@ TEST(a_mapped_tensor_has_its_space_where_none_can_be_reserved)
 {
     fst_error error;
     block_count = free_blocks = 1 << 20;
-    reserve_is_missing = true;
+    reserve_errno = EOPNOTSUPP;
     for (uint8_t others_write = 0; others_write < 2; others_write++) {
         CHECK_INT(map_tensor(others_write, &error), FST_OK);
-        is_full = true;
+        write_errno = ENOSPC;
         CHECK_INT(map_tensor(others_write, &error), FST_E_NO_SPACE);
-        is_full = false;
+        write_errno = 0;
         CHECK_CONTAINS(error.message, "not enough space");
     }
-    reserve_is_missing = false;
+    reserve_errno = 0;
 }
