@@ -336,7 +336,7 @@ def test_a_signal_handler_may_use_what_the_program_waits_for(act: str) -> None:
     """At each line of wait() and of set(), with other threads that wait."""
     for method in ("wait", "set"):
         for number in itertools.count(1):
-            end = background.End()
+            end = background.OneTimeEvent()
             others = [threading.Thread(target=end.wait) for _ in range(2)]
             for other in others:
                 other.start()

@@ -77,7 +77,7 @@ fst_status fst_async_save_wait(fst_async_save *save, int64_t timeout_ms, fst_err
 }
 
 const fst_async_save *fst_async_save_serve(const fst_async_save *save) {
-    return fsti_async_serve(save);
+    return fsti_async_set_callback_save(save);
 }
 
 void fst_async_save_cancel(fst_async_save *save) {

@@ -50,26 +50,28 @@ static bool has_all_pages(const fsti_file *file) {
                fsti_align_up((uint64_t)info.st_size, fsti_page_bytes());
 }
 
-bool fsti_file_is_cached(fsti_file *file) {
+bool fsti_file_has_own_readahead(fsti_file *file) {
     if (!fsti_io_file_is_plain(file)) return false;
     pthread_mutex_lock(&file->lock);
     // Ask once, because a network file system may answer slowly.
     if (!file->file_system_known) {
         const buffered_system *found = find_buffered(file->fd);
-        file->is_cached = found != NULL;
+        file->has_own_readahead = found != NULL;
         file->is_distant = found != NULL && found->is_distant;
         file->is_memory = found != NULL && found->is_memory && has_all_pages(file);
     }
     file->file_system_known = true;
-    bool is_cached = file->is_cached;
+    bool is_cached = file->has_own_readahead;
     pthread_mutex_unlock(&file->lock);
     return is_cached;
 }
 
-bool fsti_file_is_distant(fsti_file *file) { return fsti_file_is_cached(file) && file->is_distant; }
+bool fsti_file_is_distant(fsti_file *file) {
+    return fsti_file_has_own_readahead(file) && file->is_distant;
+}
 
 bool fsti_io_file_is_memory(fsti_file *file) {
-    return fsti_file_is_cached(file) && file->is_memory;
+    return fsti_file_has_own_readahead(file) && file->is_memory;
 }
 
 /// Opens `path` if it still is the file behind `fd`; else returns -1.

@@ -48,7 +48,7 @@ fst_status fsti_io_check_forced(fsti_file *file, fst_engine forced, const fsti_i
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "unknown engine %d",
                               (int)forced);
     bool usable = engine->usable(file, reason, sizeof reason);
-    if (engine->is_remote) {
+    if (engine->reads_to_device) {
         usable = false;
         snprintf(reason, sizeof reason, "it reads to devices. Select it with gds");
     } else if (usable && engine->is_mapped && !can_copy_mapping(file, request, &why_not)) {

@@ -122,27 +122,6 @@ static void close_lane(void *lane_pointer) {
     fsti_free(lane);
 }
 
-static void submit_op(void *lane_pointer, fsti_io_op *op) {
-    uring_lane *lane = lane_pointer;
-    // Relaxed: only this thread writes the tail.
-    unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed);
-    unsigned slot = tail & lane->submit_mask;
-    struct io_uring_sqe *entry = &lane->entries[slot];
-    memset(entry, 0, sizeof *entry);
-    bool is_write = op->is_write;
-    entry->opcode = is_write ? IORING_OP_WRITE : IORING_OP_READ;
-    entry->fd = is_write ? op->write_fd : fsti_io_file_direct(op->file, NULL, 0);
-    entry->addr = (uint64_t)(uintptr_t)op->buffer;
-    entry->len = (uint32_t)op->size;
-    entry->off = op->offset;
-    entry->user_data = (uint64_t)(uintptr_t)op;
-    lane->submit_array[slot] = slot;
-    // The release store publishes the entry: the kernel loads the tail with acquire.
-    atomic_store_explicit(lane->submit_tail, tail + 1, memory_order_release);
-    lane->unsubmitted++;
-    lane->in_flight++;
-}
-
 /// After this many consecutive EAGAIN results while the kernel has no operation, the ring counts as
 /// broken.
 #define RETRY_COUNT_MAX 100u
@@ -163,6 +142,29 @@ static int enter_kernel(uring_lane *lane, bool must_wait) {
     if (is_idle && ++lane->repeat_count > RETRY_COUNT_MAX) return ENOBUFS;
     if (must_wait) usleep(1000);
     return 0;
+}
+
+static void submit_op(void *lane_pointer, fsti_io_op *op) {
+    uring_lane *lane = lane_pointer;
+    // Relaxed: only this thread writes the tail.
+    unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed);
+    unsigned slot = tail & lane->submit_mask;
+    struct io_uring_sqe *entry = &lane->entries[slot];
+    memset(entry, 0, sizeof *entry);
+    bool is_write = op->is_write;
+    entry->opcode = is_write ? IORING_OP_WRITE : IORING_OP_READ;
+    entry->fd = is_write ? op->write_fd : fsti_io_file_direct(op->file, NULL, 0);
+    entry->addr = (uint64_t)(uintptr_t)op->buffer;
+    entry->len = (uint32_t)op->size;
+    entry->off = op->offset;
+    entry->user_data = (uint64_t)(uintptr_t)op;
+    lane->submit_array[slot] = slot;
+    // The release store publishes the entry: the kernel loads the tail with acquire.
+    atomic_store_explicit(lane->submit_tail, tail + 1, memory_order_release);
+    lane->unsubmitted++;
+    lane->in_flight++;
+    // A save computes digests next, while its write runs. A failure is returned by reap_op().
+    if (is_write) (void)enter_kernel(lane, false);
 }
 
 /// Removes and fails the last queued operation of a broken ring. The tail may move back, because

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the io module: files, their residency in the page cache, and the engines that read
-/// them. Knows files and URLs, not tensors, headers or devices.
+/// them.
 ///
 /// Knows: files and objects as bytes at offsets, the page cache.
-/// Does not know: tensors, headers, devices.
+/// Does not know: tensors; of devices only the addresses that GPUDirect Storage reads to.
 /// Main types: fsti_file, fsti_io_engine, fsti_io_request.
 #ifndef FSTI_IO_H
 #define FSTI_IO_H
@@ -74,7 +74,7 @@ void fsti_file_warn_cache(const fsti_file *file);
 /// Whether its file system is in memory or always reads through a cache (network and user-space
 /// file systems). There the kernel's own readahead works best, and reopening a file may drop its
 /// cached pages.
-bool fsti_file_is_cached(fsti_file *file);
+bool fsti_file_has_own_readahead(fsti_file *file);
 /// Whether its file system belongs to another machine or process, by its kind: a read may wait
 /// long, so many must be under way at once.
 bool fsti_file_is_distant(fsti_file *file);
@@ -202,20 +202,21 @@ enum { FSTI_ENGINE_GDS = FST_ENGINE_COUNT, FSTI_ENGINE_HTTP, FSTI_ENGINE_COUNT }
 /// An I/O engine. A lane is its state for one thread.
 typedef struct fsti_io_engine {
     const char *name;
-    fst_engine number; ///< index in the table of engines
-    bool is_direct;    ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
-    bool is_mapped;    ///< returns pages of a mapping; copying them needs fsti_io_guarded()
-    bool is_async;     ///< many reads in flight per lane
-    bool is_network;   ///< reads of whole chunks become requests: many at a time, into their
-                       ///< destination
-    bool is_remote;    ///< buffers are device addresses, with the device's context current
+    fst_engine number;    ///< index in the table of engines
+    bool is_direct;       ///< offset, size and buffer must be multiples of FSTI_IO_PAGE_BYTES
+    bool is_mapped;       ///< returns pages of a mapping; copying them needs fsti_io_guarded()
+    bool is_async;        ///< many reads in flight per lane
+    bool is_network;      ///< reads of whole chunks become requests: many at a time, into their
+                          ///< destination
+    bool reads_to_device; ///< buffers are device addresses, with the device's context current
     /// Whether it works for `file` (NULL: on this machine), and the reason.
     bool (*usable)(fsti_file *file, char *reason, size_t reason_size);
     fst_status (*lane_open)(uint32_t depth, void **lane, fst_error *error);
     void (*lane_close)(void *lane);
-    /// Queues a read. A lane holds at most `depth`.
-    void (*submit)(void *lane, fsti_io_op *read);
-    /// Waits for one queued read. NULL if no read is queued.
+    /// Queues a read, which may not begin before reap(), or begins a write (direct and uring only).
+    /// A lane holds at most `depth`.
+    void (*submit)(void *lane, fsti_io_op *op);
+    /// Waits for one of them. NULL if none is queued.
     fsti_io_op *(*reap)(void *lane);
 } fsti_io_engine;
 

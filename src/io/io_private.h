@@ -23,7 +23,7 @@ struct fsti_file {
     struct timespec modified;
     pthread_mutex_t lock;            ///< protects the fields created on first use, below
     bool direct_probed, loses_cache; ///< see fsti_file_loses_cache()
-    bool file_system_known, is_cached, is_distant, is_memory; ///< see fsti_file_is_cached()
+    bool file_system_known, has_own_readahead, is_distant, is_memory; ///< see io.h
     int fd_direct; ///< the file opened with O_DIRECT, or -1
     char direct_reason[128];
     const fsti_gds_api *gds_api; ///< NULL until the file is registered

@@ -67,7 +67,7 @@ fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **ou
     stream->end = fsti_min(end, fsti_file_size(file));
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
-    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_is_cached(file);
+    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_has_own_readahead(file);
     stream->fd = may_open ? open(link, O_RDONLY | O_CLOEXEC) : -1;
     stream->is_own = stream->fd >= 0;
     // Alternating reads of streams that share an open file look less sequential.

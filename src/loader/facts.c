@@ -189,11 +189,11 @@ fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *req
         fsti_io_facts io;
         fsti_io_probe(file, &io_request, &io);
         keeps = keeps && (request->must_keep_cache || !fsti_file_loses_cache(file));
-        out->is_cached = keeps && fsti_file_is_cached(file);
+        out->has_own_readahead = keeps && fsti_file_has_own_readahead(file);
         // File systems with their own readahead get large reads. More threads than rings can wait.
         fsti_route_facts facts = {.has_direct = io.has_direct,
                                   .has_ring = io.has_ring && !fsti_file_is_distant(file),
-                                  .copies_mapping = io.copies_mapping && !out->is_cached,
+                                  .copies_mapping = io.copies_mapping && !out->has_own_readahead,
                                   .keeps_cache = keeps};
         fsti_route absent = fsti_policy_route(&facts);
         atomic_init(&out->absent, absent);
@@ -260,8 +260,8 @@ static load_route_request request_for(const fst_loader *loader, const fsti_plan 
 static void check_view_residency(const fst_loader *loader, const fsti_plan_extent *extent,
                                  fsti_file_route *route) {
     fsti_file *file = loader->files[extent->file].file;
-    route->is_cached = fsti_file_is_cached(file);
-    if (route->is_cached && loader->policy.keeps_cache &&
+    route->has_own_readahead = fsti_file_has_own_readahead(file);
+    if (route->has_own_readahead && loader->policy.keeps_cache &&
         extent->end - extent->begin >= STREAM_BYTES_MIN)
         fsti_file_advise_sequential(file);
 }
@@ -270,7 +270,7 @@ static void check_view_residency(const fst_loader *loader, const fsti_plan_exten
 /// mapping for that must not take address space from buffers.
 static bool may_fault(const fst_loader *loader, uint32_t file, bool is_view,
                       const fsti_file_route *route) {
-    if (!route->is_cached || !loader->policy.keeps_cache) return false;
+    if (!route->has_own_readahead || !loader->policy.keeps_cache) return false;
     if (!fsti_file_is_distant(loader->files[file].file)) return false;
     return is_view || (atomic_load(&route->absent) == FSTI_ROUTE_CACHE && route->forced == NULL &&
                        fsti_address_space_left() == UINT64_MAX);
@@ -291,7 +291,7 @@ static void probe_threads(fst_loader *loader, const fsti_plan *plan, bool is_vie
             facts->any_distant = fsti_file_is_distant(loader->files[file].file);
         if (is_view) continue;
         const fsti_io_engine *engine = fsti_route_engine(&out->routes[file], false);
-        facts->any_ring |= engine->is_async;
+        facts->any_async |= engine->is_async;
         facts->any_blocking |= !engine->is_async && !engine->is_mapped;
     }
     if (facts->wanted == 0 && plan->chunk_count > 1)

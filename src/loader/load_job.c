@@ -28,7 +28,7 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
 }
 
 /// A small budget also limits the staging ring.
-static uint64_t ring_bytes(const fst_loader *loader) {
+static uint64_t staging_bytes(const fst_loader *loader) {
     uint64_t bytes = loader->tuning.staging_bytes, budget = loader->facts.budget_bytes;
     if (bytes == 0) bytes = RING_BYTES;
     if (budget != 0) bytes = fsti_min(bytes, budget / 4);
@@ -50,7 +50,7 @@ fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_m
                       .device = loader->device,
                       .pins_memory = loader->pins_memory,
                       .stream = options->stream,
-                      .ring_bytes = ring_bytes(loader),
+                      .staging_bytes = staging_bytes(loader),
                       // GPUDirect reads bypass the CPU, which could not digest them.
                       .gds = !loader->verifies ? loader->tuning.gds : FST_GDS_OFF,
                       .ring = loader->tuning.ring,

@@ -243,3 +243,16 @@ fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size
     batch->buffer_bytes = fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES);
     return FST_OK;
 }
+
+size_t fsti_plan_first_segment(const fsti_plan *plan, const fsti_plan_extent *extent,
+                               uint64_t begin) {
+    size_t low = extent->segment_first, high = low + extent->segment_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (fsti_plan_segment_end(&plan->segments[middle]) <= begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}

@@ -244,7 +244,7 @@ fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
         threads = fsti_min(facts->processor_count, facts->to_device && !facts->verifies
                                                        ? DEVICE_THREADS_MAX
                                                        : THREADS_DEFAULT_MAX);
-        if (facts->any_ring) threads = fsti_max(threads, 2); // one reads, one prefaults memory
+        if (facts->any_async) threads = fsti_max(threads, 2); // one reads, one prefaults memory
         if (facts->any_blocking) threads = fsti_max(threads, BLOCKING_THREADS_MIN);
         if (facts->reads_by_gds) threads = fsti_max(threads, GDS_THREADS_MIN);
         if (facts->any_distant) threads = fsti_max(threads, DISTANT_THREADS_MIN);
@@ -256,8 +256,8 @@ fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
                            facts->address_bytes / THREADS_ADDRESS_DIVISOR / THREAD_ADDRESS_BYTES);
     // One lane keeps a disk busy. More lanes help disk arrays, if there are CPUs to copy. GPUDirect
     // reads block, so all threads issue them.
-    uint64_t lanes = !facts->any_ring || facts->reads_by_gds ? 0 : threads >= 8 ? 2 : 1;
+    uint64_t lanes = !facts->any_async || facts->reads_by_gds ? 0 : threads >= 8 ? 2 : 1;
     // Digesting may be slower than the disk, so all threads read and digest.
-    if (facts->verifies && facts->any_ring) lanes = threads;
+    if (facts->verifies && facts->any_async) lanes = threads;
     return (fsti_thread_policy){.thread_count = (uint32_t)threads, .lane_count = (uint32_t)lanes};
 }

@@ -144,7 +144,7 @@ typedef struct fsti_thread_facts {
     uint32_t wanted; ///< 0: chosen from the machine
     uint32_t processor_count;
     size_t chunk_count;
-    bool any_ring;     ///< some file is read by io_uring
+    bool any_async;    ///< some file is read asynchronously (io_uring, HTTP)
     bool any_blocking; ///< some file is read by blocking calls
     bool any_distant;  ///< a read of some file may wait long, see fsti_file_is_distant()
     bool to_device;    ///< the bus to a device is the limit, not the threads

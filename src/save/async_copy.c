@@ -6,7 +6,7 @@
 static bool begin_use(fst_async_save *save, fst_status *status, fst_error *error) {
     pthread_mutex_lock(&save->lock);
     bool may_use = !save->is_ending;
-    if (may_use) save->user_count++;
+    if (may_use) save->snapshot_users++;
     *status = save->status;
     if (!may_use && save->status != FST_OK && error != NULL) *error = save->error;
     pthread_mutex_unlock(&save->lock);
@@ -15,7 +15,7 @@ static bool begin_use(fst_async_save *save, fst_status *status, fst_error *error
 
 static void end_use(fst_async_save *save) {
     pthread_mutex_lock(&save->lock);
-    save->user_count--;
+    save->snapshot_users--;
     if (save->is_ending) pthread_cond_broadcast(&save->changed);
     pthread_mutex_unlock(&save->lock);
 }
@@ -44,7 +44,7 @@ static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_
 static fst_status await_copies(fst_async_save *save, uint64_t deadline_ns) {
     pthread_mutex_lock(&save->lock);
     fsti_snapshot *snapshot = save->writer == NULL ? NULL : save->writer->source.snapshot;
-    if (snapshot != NULL) save->user_count++;
+    if (snapshot != NULL) save->snapshot_users++;
     pthread_mutex_unlock(&save->lock);
     if (snapshot == NULL) return FST_OK;
     bool in_time = fsti_snapshot_await_copies(snapshot, deadline_ns);
@@ -58,7 +58,7 @@ static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error
     if (begin_use(save, &status, error)) {
         status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
         end_use(save);
-    } else if (fsti_async_is_serving()) { // the save may wait for this callback
+    } else if (fsti_async_in_callback()) { // the save may wait for this callback
         if (await_copies(save, deadline_ns) != FST_OK)
             return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
                                   "the tensors of a save that is ending are still being read");
@@ -107,20 +107,20 @@ void fsti_async_end_reading(fst_async_save *save) {
 }
 
 /// What decides for which saves one waits: see fsti_async_earlier_at().
-typedef struct save_moment {
+typedef struct save_wait_scope {
     uint64_t order_ns;
     bool publishes;
-} save_moment;
+} save_wait_scope;
 
 /// Waits for the saves of a place that were started before a time. Copies what is left of their
 /// tensors, because perhaps no other thread does: a signal handler may have interrupted the caller.
-static fst_status await_place(const save_place *place, const save_moment *moment,
+static fst_status await_place(const save_place *place, const save_wait_scope *scope,
                               save_progress *progress, fst_error *error) {
     fst_status status = FST_OK;
     while (status == FST_OK) {
-        fst_async_save *earlier = fsti_async_earlier_at(place, moment->order_ns, moment->publishes);
+        fst_async_save *earlier = fsti_async_earlier_at(place, scope->order_ns, scope->publishes);
         if (earlier == NULL) break;
-        if (fsti_async_is_serving_cancelled()) { // its close() may wait for this callback
+        if (fsti_async_in_cancelled_callback()) { // its close() may wait for this callback
             fsti_async_unref(earlier);
             return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
         }
@@ -134,24 +134,24 @@ static fst_status await_place(const save_place *place, const save_moment *moment
 
 fst_status fsti_async_await_link(fst_writer *writer, fst_error *error) {
     save_place place;
-    save_moment moment = {.order_ns = fsti_async_order_ns()};
-    if (moment.order_ns == 0) return FST_OK;
+    save_wait_scope scope = {.order_ns = fsti_async_order_ns()};
+    if (scope.order_ns == 0) return FST_OK;
     fst_status status = fsti_async_find_link(writer, &place, error);
-    if (status == FST_OK) status = await_place(&place, &moment, &writer->progress, error);
+    if (status == FST_OK) status = await_place(&place, &scope, &writer->progress, error);
     fsti_async_clear_place(&place);
     return status;
 }
 
 fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
     save_place place;
-    save_moment moment = {.order_ns = fsti_async_order_ns(),
-                          .publishes = writer->publication.role == ROLE_ADOPTED};
-    if (moment.order_ns == 0) return FST_OK;
+    save_wait_scope scope = {.order_ns = fsti_async_order_ns(),
+                             .publishes = writer->publication.role == ROLE_ADOPTED};
+    if (scope.order_ns == 0) return FST_OK;
     // What is edited was read at the beginning, so a save that is started later comes later.
     if (writer->source.origin != NULL)
-        moment.order_ns = fsti_min(moment.order_ns, writer->progress.start_ns);
+        scope.order_ns = fsti_min(scope.order_ns, writer->progress.start_ns);
     fst_status status = fsti_async_find_place(writer, &place, error);
-    if (status == FST_OK) status = await_place(&place, &moment, &writer->progress, error);
+    if (status == FST_OK) status = await_place(&place, &scope, &writer->progress, error);
     fsti_async_clear_place(&place);
     return status;
 }
@@ -160,11 +160,11 @@ fst_status fsti_async_await_file(const char *path, fst_progress_callback report,
                                  void *report_context, fst_error *error) {
     save_place place;
     save_progress progress = {.report = report, .report_context = report_context};
-    save_moment moment = {.order_ns = fsti_async_order_ns()};
-    if (moment.order_ns == 0) return FST_OK;
+    save_wait_scope scope = {.order_ns = fsti_async_order_ns()};
+    if (scope.order_ns == 0) return FST_OK;
     fsti_progress_init(&progress);
     fst_status status = fsti_async_find_file(path, &place, error);
-    if (status == FST_OK) status = await_place(&place, &moment, &progress, error);
+    if (status == FST_OK) status = await_place(&place, &scope, &progress, error);
     fsti_progress_destroy(&progress);
     fsti_async_clear_place(&place);
     return status;

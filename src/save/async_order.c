@@ -20,18 +20,20 @@ static pthread_once_t running_once = PTHREAD_ONCE_INIT;
 static void register_running(void) { fsti_fork_lock(&running.lock); }
 
 /// The save that this thread calls the program for; NULL: none.
-static _Thread_local const fst_async_save *served;
+static _Thread_local const fst_async_save *callback_save;
 
-const fst_async_save *fsti_async_serve(const fst_async_save *save) {
-    const fst_async_save *before = served;
-    served = save;
+const fst_async_save *fsti_async_set_callback_save(const fst_async_save *save) {
+    const fst_async_save *before = callback_save;
+    callback_save = save;
     return before;
 }
 
-bool fsti_async_is_serving(void) { return served != NULL && served->owner == getpid(); }
+bool fsti_async_in_callback(void) {
+    return callback_save != NULL && callback_save->owner == getpid();
+}
 
-bool fsti_async_is_serving_cancelled(void) {
-    return fsti_async_is_serving() && atomic_load(&served->is_cancelled);
+bool fsti_async_in_cancelled_callback(void) {
+    return fsti_async_in_callback() && atomic_load(&callback_save->is_cancelled);
 }
 
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
@@ -42,21 +44,21 @@ static bool must_precede(const fst_async_save *earlier, const fst_async_save *sa
 static bool must_wait_for(fst_async_save *save, const fst_async_save *other) {
     pthread_mutex_lock(&running.lock);
     for (fst_async_save *one = running.first; one != NULL; one = one->next_running)
-        one->is_marked = one == save;
+        one->must_end_first = one == save;
     for (fst_async_save *later = save; later != NULL; later = later->next_running)
-        for (fst_async_save *one = later->next_running; later->is_marked && one != NULL;
+        for (fst_async_save *one = later->next_running; later->must_end_first && one != NULL;
              one = one->next_running)
-            one->is_marked = one->is_marked || must_precede(one, later);
+            one->must_end_first = one->must_end_first || must_precede(one, later);
     bool is_found = false;
     for (fst_async_save *one = running.first; one != NULL; one = one->next_running)
-        is_found = is_found || (one == other && one->is_marked);
+        is_found = is_found || (one == other && one->must_end_first);
     pthread_mutex_unlock(&running.lock);
     return is_found;
 }
 
 bool fsti_async_is_blocked(fst_async_save *save) {
-    if (!fsti_async_is_serving() || save->has_own_memory) return false;
-    return save == served || must_wait_for(save, served);
+    if (!fsti_async_in_callback() || save->has_own_memory) return false;
+    return save == callback_save || must_wait_for(save, callback_save);
 }
 
 /// A new save's place in the list, in a callback of a save: right before that one.
@@ -77,8 +79,8 @@ static fst_async_save **enter_last(fst_async_save *save) {
 
 /// The save that runs and that this thread calls the program for.
 static fst_async_save *caller_of_thread(void) {
-    fst_async_save *one = fsti_async_is_serving() ? running.first : NULL;
-    while (one != NULL && one != served) one = one->next_running;
+    fst_async_save *one = fsti_async_in_callback() ? running.first : NULL;
+    while (one != NULL && one != callback_save) one = one->next_running;
     return one;
 }
 
@@ -195,7 +197,7 @@ uint64_t fsti_async_order_ns(void) {
     bool is_busy = running.owner == getpid() && running.first != NULL;
     uint64_t latest = is_busy ? running.first->order_ns + 1 : 0;
     pthread_mutex_unlock(&running.lock);
-    return is_busy && fsti_async_is_serving() ? served->order_ns : latest;
+    return is_busy && fsti_async_in_callback() ? callback_save->order_ns : latest;
 }
 
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes) {

@@ -33,9 +33,9 @@ fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_e
 /// Asks the program whether the tensors are unchanged.
 static int ask_program(void *context) {
     const fst_async_save *save = context;
-    const fst_async_save *before = fsti_async_serve(save);
+    const fst_async_save *before = fsti_async_set_callback_save(save);
     int is_unchanged = save->options.is_unchanged(save->options.context);
-    fsti_async_serve(before);
+    fsti_async_set_callback_save(before);
     return is_unchanged;
 }
 
@@ -104,7 +104,7 @@ static fst_status open_pool(fst_async_save *save, fst_error *error) {
     fst_staging_pool *given = save->options.pool;
     // In a callback the pool's memory may be that of a save that waits for this thread, and nothing
     // may be written meanwhile, so that memory could be used again.
-    save->has_own_memory = fsti_async_is_serving();
+    save->has_own_memory = fsti_async_in_callback();
     if (given == NULL || save->has_own_memory)
         return fsti_staging_pool_open(0, 0, &save->pool, error);
     FST_TRY(fsti_staging_pool_check_owner(given, error));

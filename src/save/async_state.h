@@ -48,9 +48,9 @@ struct fst_async_save {
     fst_writer *writer; ///< of the writing thread, which closes it
     fst_async_save *next_running;
     uint64_t start_ns;
-    uint64_t order_ns;  ///< lower for earlier saves; about the time when it was started
-    bool is_marked;     ///< under the lock of those that run
-    bool is_publishing; ///< the program publishes its files
+    uint64_t order_ns;   ///< lower for earlier saves; about the time when it was started
+    bool must_end_first; ///< under the lock of those that run
+    bool is_publishing;  ///< the program publishes its files
     pthread_t helpers[ASYNC_THREAD_COUNT_MAX];
     uint32_t helper_count;
     atomic_bool is_cancelled;
@@ -59,9 +59,9 @@ struct fst_async_save {
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint32_t user_count; ///< callers that use the snapshot: the writing thread waits for them
-    bool is_created;     ///< the writer has its files
-    bool is_ending;      ///< `status` is known; no caller may begin to use the snapshot
+    uint32_t snapshot_users; ///< callers that use the snapshot: the writing thread waits for them
+    bool is_created;         ///< the writer has its files
+    bool is_ending;          ///< `status` is known; no caller may begin to use the snapshot
     bool is_ended, is_told, is_closed;
     fst_status status;
     fst_error error;
@@ -100,9 +100,9 @@ void fsti_async_clear_place(save_place *place);
 // ---- order ----
 
 /// Whether this thread calls the program for a save, which may wait for what the thread does.
-bool fsti_async_is_serving(void);
+bool fsti_async_in_callback(void);
 /// Whether it does, and that save was cancelled.
-bool fsti_async_is_serving_cancelled(void);
+bool fsti_async_in_cancelled_callback(void);
 /// Whether it does, and this save must wait for that one, or is that one.
 bool fsti_async_is_blocked(fst_async_save *save);
 /// The time that decides which asynchronous saves are earlier than a synchronous save of this

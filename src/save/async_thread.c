@@ -83,7 +83,7 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     save->status = status;
     if (status != FST_OK) save->error = *error;
     if (status != FST_OK) atomic_store(&save->is_cancelled, true); // its helpers need not wait
-    while (save->user_count > 0) pthread_cond_wait(&save->changed, &save->lock);
+    while (save->snapshot_users > 0) pthread_cond_wait(&save->changed, &save->lock);
     pthread_mutex_unlock(&save->lock);
     for (uint32_t i = 0; i < save->helper_count; i++) pthread_join(save->helpers[i], NULL);
     fst_save_stats stats = {.struct_size = sizeof stats};
@@ -91,7 +91,7 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     fsti_snapshot_stats copied;
     fsti_snapshot_stats_get(writer->source.snapshot, &copied);
     pthread_mutex_lock(&save->lock);
-    while (save->user_count > 0) // those that wait for the helpers to end
+    while (save->snapshot_users > 0) // those that wait for the helpers to end
         pthread_cond_wait(&save->changed, &save->lock);
     save->writer_stats = stats;
     save->snapshot_stats = copied;
@@ -106,7 +106,7 @@ static void *write_files(void *context) {
     fst_async_save *save = context;
     fst_error error;
     pid_t thread = (pid_t)syscall(SYS_gettid);
-    fsti_async_serve(save); // it is also the program's, in `progress` and `publish`
+    fsti_async_set_callback_save(save); // it is also the program's, in `progress` and `publish`
     // On Linux each thread has its own priority. A refusal is ignored.
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);

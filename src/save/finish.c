@@ -19,7 +19,7 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
 /// Shared by the threads that finish files.
 typedef struct finish_job {
     fst_writer *writer;
-    const fst_async_save *served; ///< by the calling thread
+    const fst_async_save *callback_save; ///< by the calling thread
     atomic_uint next_file;
     pthread_mutex_t lock;
     fst_status status;
@@ -28,7 +28,7 @@ typedef struct finish_job {
 
 static void *finish_files(void *context) {
     finish_job *job = context;
-    (void)fsti_async_serve(job->served);
+    (void)fsti_async_set_callback_save(job->callback_save);
     for (;;) {
         uint32_t file = atomic_fetch_add(&job->next_file, 1);
         pthread_mutex_lock(&job->lock);
@@ -47,7 +47,8 @@ static void *finish_files(void *context) {
 }
 
 static fst_status finish_all(fst_writer *writer, fst_error *error) {
-    finish_job job = {.writer = writer, .served = fsti_async_serve(NULL), .status = FST_OK};
+    finish_job job = {
+        .writer = writer, .callback_save = fsti_async_set_callback_save(NULL), .status = FST_OK};
     pthread_t threads[THREAD_COUNT_MAX];
     uint32_t wanted = writer->options.thread_count, count = 0;
     if (wanted == 0) wanted = fsti_cpu_count();

@@ -94,27 +94,29 @@ static fst_status report_hidden_files(void *context, fst_error *error) {
         "unknown whether another save uses them");
 }
 
-/// Checks, before deleting old files, that no concurrent save's index refers to them; that save
-/// deletes the others.
-static fst_status check_index(void *context, fst_error *error) {
-    fst_writer *writer = context;
-    const fsti_precondition *own = fsti_output_mark(writer->publication.final_index);
+/// Checks that an object still is the one that this save wrote.
+static fst_status check_unchanged(const fst_writer *writer, const char *path,
+                                  const fsti_output *output, fst_error *error) {
+    const fsti_precondition *own = fsti_output_mark(output);
     fsti_precondition now;
-    FST_TRY(fsti_store_stat(writer->target.index.path, &writer->target.store.watch, &now, error));
+    FST_TRY(fsti_store_stat(path, &writer->target.store.watch, &now, error));
     bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
                   fsti_precondition_equals(own, &now);
     return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);
 }
 
-/// Checks that the file is still this save's before its manifest is published.
+/// Before old files are deleted: another save whose index refers to them deletes the others.
+static fst_status check_index(void *context, fst_error *error) {
+    fst_writer *writer = context;
+    return check_unchanged(writer, writer->target.index.path, writer->publication.final_index,
+                           error);
+}
+
+/// Before the manifest is published.
 static fst_status check_file(void *context, fst_error *error) {
     fst_writer *writer = context;
-    const fsti_precondition *own = fsti_output_mark(writer->contents.files[0].output);
-    fsti_precondition now;
-    FST_TRY(fsti_store_stat(writer->target.published[0], &writer->target.store.watch, &now, error));
-    bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
-                  fsti_precondition_equals(own, &now);
-    return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);
+    return check_unchanged(writer, writer->target.published[0], writer->contents.files[0].output,
+                           error);
 }
 
 static fst_status add_check(fst_writer *writer, journal_check check, fst_error *error) {

@@ -130,17 +130,18 @@ static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
+/// What must exist at the path of a sharded model's object when it is published.
 static void set_expected_version(fst_writer *writer, uint32_t file) {
     static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
-    bool is_index = file == writer->contents.file_count;
-    if (is_index) writer->target.index.expected_version = &writer->target.store.index;
+    if (file == writer->contents.file_count) {
+        writer->target.index.expected_version = &writer->target.store.index;
+        writer->target.index.leads = true;
+        return;
+    }
+    fsti_target *target = &writer->contents.files[file].target;
+    target->is_unique = writer->target.store.tag[0] != '\0';
     // The first files of another model would get the same names.
-    bool has_usual_name = writer->contents.file_count > 1 && writer->target.store.tag[0] == '\0';
-    if (!is_index && has_usual_name)
-        writer->contents.files[file].target.expected_version = &nothing;
-    if (!is_index)
-        writer->contents.files[file].target.is_unique = writer->target.store.tag[0] != '\0';
-    writer->target.index.leads = true;
+    if (writer->contents.file_count > 1 && !target->is_unique) target->expected_version = &nothing;
 }
 
 /// Once the caller has cancelled, do not call it again: rollback polls it too.

@@ -50,7 +50,7 @@ fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_e
 fst_status fsti_async_save_wait(fst_async_save *save, int64_t timeout_ms, fst_error *error);
 void fsti_async_save_cancel(fst_async_save *save);
 /// Implements fst_async_save_serve().
-const fst_async_save *fsti_async_serve(const fst_async_save *save);
+const fst_async_save *fsti_async_set_callback_save(const fst_async_save *save);
 void fsti_async_save_close(fst_async_save *save);
 fst_status fsti_async_save_stats(fst_async_save *save, fst_async_stats *stats, fst_error *error);
 fst_status fsti_async_save_writer_stats(fst_async_save *save, fst_save_stats *stats,

@@ -21,10 +21,10 @@ typedef struct save_manifest {
 
 /// The path where loads look for the manifest, from fsti_alloc(). NULL without memory.
 char *fsti_save_manifest_usual(const struct fst_writer *writer);
-/// Opens the manifest's output and hash function. The writer's files must have their targets.
 /// Checks that the path a caller chose for a manifest leads to no model. NULL and "" are allowed.
 fst_status fsti_save_manifest_check(const struct fst_writer *writer, const char *path,
                                     fst_error *error);
+/// Opens the manifest's output and hash function. The writer's files must have their targets.
 fst_status fsti_save_manifest_open(struct fst_writer *writer, fst_error *error);
 /// Allocates a file's digests.
 fst_status fsti_save_manifest_begin(struct fst_writer *writer, save_file *file, fst_error *error);

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu/gpu.h"
+#include "memory/memory.h"
 #include "plan/plan.h"
 
 #define SLOT_COUNT_MAX 8u

@@ -37,6 +37,9 @@ static fst_status copy_options(fst_writer *writer, const char *path,
                                const fst_save_options *options, fst_error *error) {
     save_target *target = &writer->target;
     writer->options = *options;
+    // These stay the caller's.
+    writer->options.stem = NULL;
+    writer->options.metadata = NULL;
     writer->progress.report = options->progress;
     writer->progress.report_context = options->progress_context;
     target->published = fsti_alloc_zeroed(writer->contents.file_count + 1, sizeof(char *));

@@ -92,8 +92,7 @@ fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error) {
 }
 
 bool fsti_device_lane_uses_gds(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     if (!extent->linear) return false;
     if (pipeline->chunks[chunk].is_resident && pipeline->job.gds != FST_GDS_STRICT)
         return false; // copying from the page cache is faster
@@ -105,8 +104,7 @@ bool fsti_device_lane_uses_gds(const fsti_pipeline *pipeline, uint32_t chunk) {
 
 /// The device address of a byte of the chunk.
 static char *gds_address(const fsti_pipeline *pipeline, uint32_t chunk, uint64_t offset) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     return pipeline->batches[extent->batch].buffer->data + extent->buffer_offset +
            (offset - extent->begin);
 }
@@ -125,7 +123,7 @@ static page_range whole_pages(const fsti_plan_chunk *chunk) {
 static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
                            worker_counts *counts, int *os_errno) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     page_range pages = whole_pages(&plan->chunks[chunk]);
     uint64_t at = pages.begin, end = pages.end;
     uint32_t retries = 0;

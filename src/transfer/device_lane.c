@@ -38,7 +38,7 @@ struct device_lane {
 };
 
 static uint32_t slots_wanted(const fsti_job *job) {
-    uint64_t slots = job->ring_bytes / FSTI_STAGING_CHUNK_BYTES_MAX;
+    uint64_t slots = job->staging_bytes / FSTI_STAGING_CHUNK_BYTES_MAX;
     // A small model needs no more slots than chunks.
     slots = fsti_min(fsti_max(slots, 2), fsti_max(job->plan->chunk_count, 2));
     return (uint32_t)fsti_min(slots, FSTI_STAGING_SLOT_COUNT_MAX);
@@ -66,21 +66,13 @@ static fst_status follow_stream(fsti_pipeline *pipeline, fst_error *error) {
 /// loaded only if it is needed, because that takes time.
 static bool wants_kernel(const fsti_plan *plan, const fsti_plan_chunk *chunk) {
     const fsti_plan_extent *extent = &plan->extents[chunk->extent];
-    const fsti_plan_segment *segments = &plan->segments[extent->segment_first];
     if (extent->converts) return true;
-    // Find the first segment that ends after the chunk's start; segments are in file order.
-    size_t low = 0, high = extent->segment_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (fsti_plan_segment_end(&segments[middle]) <= chunk->begin)
-            low = middle + 1;
-        else
-            high = middle;
-    }
     uint64_t pieces = 0;
-    for (size_t i = low; i < extent->segment_count && segments[i].file_offset < chunk->end; i++) {
-        if (segments[i].run_count > 1) return true;
-        if (++pieces > FSTI_STAGING_COPY_COUNT_MAX) return true;
+    size_t end = extent->segment_first + extent->segment_count;
+    for (size_t i = fsti_plan_first_segment(plan, extent, chunk->begin); i < end; i++) {
+        const fsti_plan_segment *segment = &plan->segments[i];
+        if (segment->file_offset >= chunk->end) break;
+        if (segment->run_count > 1 || ++pieces > FSTI_STAGING_COPY_COUNT_MAX) return true;
     }
     return false;
 }
@@ -99,9 +91,8 @@ static void load_kernel_ahead(const fsti_pipeline *pipeline, device_lane *lane) 
     const fsti_plan *plan = pipeline->job.plan;
     sigset_t all, before;
     bool wanted = false;
-    for (size_t i = 0; i < plan->chunk_count && i < CHUNKS_EXAMINED && !wanted; i++)
-        wanted =
-            !plan->extents[plan->chunks[i].extent].linear && wants_kernel(plan, &plan->chunks[i]);
+    for (uint32_t i = 0; i < plan->chunk_count && i < CHUNKS_EXAMINED && !wanted; i++)
+        wanted = !fsti_chunk_extent(pipeline, i)->linear && wants_kernel(plan, &plan->chunks[i]);
     if (!wanted || plan->chunk_count == 1) return;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -73,7 +73,7 @@ __attribute__((constructor(102))) static void follow_forks(void) {
 }
 
 static size_t file_of(const fsti_pipeline *pipeline, uint32_t chunk) {
-    return pipeline->job.plan->extents[pipeline->job.plan->chunks[chunk].extent].file;
+    return fsti_chunk_extent(pipeline, chunk)->file;
 }
 
 /// Adds a chunk, to the last range if it continues that.

@@ -7,15 +7,14 @@
 #define KEPT_LOAD_BYTES_MAX ((uint64_t)32 << 20)
 
 bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    return !pipeline->job.routes[plan->extents[plan->chunks[chunk].extent].file].is_cached;
+    return !pipeline->job.routes[fsti_chunk_extent(pipeline, chunk)->file].has_own_readahead;
 }
 
 /// Reads chunks [chunk, end) as one stream. Each is returned, to be copied, if `returns`.
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end, bool returns,
                            worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     fsti_file_stream *stream;
     atomic_store(&pipeline->was_read, true);
     FST_TRY(fsti_stream_open(pipeline->job.files[extent->file].file, extent->end, &stream, error));
@@ -94,7 +93,7 @@ static fsti_route_faults enlarge_reads(const fsti_pipeline *pipeline, uint32_t i
 }
 
 bool fsti_page_in_is_large(fsti_pipeline *pipeline, uint32_t chunk) {
-    uint32_t index = pipeline->job.plan->extents[pipeline->job.plan->chunks[chunk].extent].file;
+    uint32_t index = fsti_chunk_extent(pipeline, chunk)->file;
     atomic_int *faults = &pipeline->job.routes[index].faults;
     if (atomic_load(faults) != FSTI_FAULTS_UNKNOWN) return atomic_load(faults) == FSTI_FAULTS_LARGE;
     pthread_mutex_lock(&pipeline->faults_lock);
@@ -117,7 +116,7 @@ void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_co
 
 void fsti_page_in_leave(fsti_pipeline *pipeline, uint32_t chunk, uint64_t begin, uint64_t end) {
     const fsti_job *job = &pipeline->job;
-    fsti_file *file = job->files[job->plan->extents[job->plan->chunks[chunk].extent].file].file;
+    fsti_file *file = job->files[fsti_chunk_extent(pipeline, chunk)->file].file;
     // Mapped pages cannot be dropped from the page cache.
     bool may_keep = pipeline->device_lane == NULL && job->policy->keeps_cache &&
                     job->plan->item_count == 1 && job->plan->bytes_planned <= KEPT_LOAD_BYTES_MAX;

@@ -59,7 +59,7 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
 static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_job *job = &pipeline->job;
     fsti_thread_facts facts = job->threads;
-    if (by_caller) facts = (fsti_thread_facts){.wanted = 1, .any_ring = facts.any_ring};
+    if (by_caller) facts = (fsti_thread_facts){.wanted = 1, .any_async = facts.any_async};
     facts.reads_by_gds = job->plan->extent_count > 0 &&
                          atomic_load(&job->routes[job->plan->extents[0].file].uses_gds);
     fsti_thread_policy policy = fsti_policy_threads(&facts);

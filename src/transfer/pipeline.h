@@ -8,9 +8,9 @@
 
 #include "transfer.h"
 
-/// How a chunk is read: asynchronously by an io_uring lane, or with blocking calls by any thread
-/// (copies from a mapping, plain reads).
-typedef enum chunk_queue { QUEUE_RING, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
+/// How a chunk is read: asynchronously by a lane (io_uring, HTTP), or with blocking calls by any
+/// thread (copies from a mapping, plain reads).
+typedef enum chunk_queue { QUEUE_ASYNC, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
 
 /// The states of a chunk. Each change is one store, which waiting threads see without a lock.
 enum {
@@ -126,7 +126,7 @@ struct fsti_pipeline {
     bool lacks_memory; ///< memory for the next batch is missing; retried
     bool has_polled;   ///< a thread has waited for it with a timeout that is over
     bool is_admitting; ///< a thread is allocating or classifying, without the lock
-    bool is_demoted;   ///< some file was demoted: io_uring no longer reads all its chunks
+    bool is_demoted;   ///< a route of some file failed: another one reads some of its chunks
     uint64_t
         memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
     char demotion_reason[160];
@@ -169,6 +169,13 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 /// caller's allocator may be slow or call the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
 
+/// The extent of a chunk.
+static inline const fsti_plan_extent *fsti_chunk_extent(const fsti_pipeline *pipeline,
+                                                        uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    return &plan->extents[plan->chunks[chunk].extent];
+}
+
 /// Whether a chunk is absent and must be read into the page cache before it is copied.
 bool fsti_pipeline_pages_in(const fsti_pipeline *pipeline, uint32_t chunk);
 
@@ -178,8 +185,9 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
                           int os_errno);
 
 /// Takes a pending chunk: of the `preferred` queue first, or the other one if `may_steal` or
-/// io_uring was abandoned. With `block` it waits for an admitted batch. UINT32_MAX: no chunk now,
-/// or no more. *populate: a chunk whose memory the caller should prefault instead, or UINT32_MAX.
+/// io_uring was abandoned. With `may_wait` it waits for an admitted batch. UINT32_MAX: no chunk
+/// now, or no more. *populate: a chunk whose memory the caller should prefault instead, or
+/// UINT32_MAX.
 typedef struct chunk_request {
     chunk_queue preferred;
     bool may_steal, may_wait, may_populate;
@@ -275,7 +283,7 @@ fst_status fsti_device_lane_send_list(fsti_pipeline *pipeline, uint32_t chunk,
 /// another thread did. *any: whether it finished one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error);
-/// Writes ", through 64 MiB of pinned memory, ..." for the statistics.
+/// Writes how chunks reached the device, for the statistics.
 void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size);
 
 /// The file offset of the first byte in a chunk's slot.

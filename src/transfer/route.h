@@ -21,7 +21,7 @@ typedef struct fsti_file_route {
     atomic_bool uses_gds;           ///< absent whole pages are read by GPUDirect
     atomic_int absent;              ///< fsti_route of the other absent bytes; only moves forward
     const fsti_io_engine *forced;   ///< NULL: the route decides
-    bool is_cached;                 ///< see fsti_file_is_cached()
+    bool has_own_readahead;         ///< see fsti_file_has_own_readahead()
     atomic_int faults;              ///< fsti_route_faults
     char reason[256];
 } fsti_file_route;

@@ -2,24 +2,6 @@
 /// Copies a block of an extent to its items.
 #include "pipeline.h"
 
-static uint64_t segment_end(const fsti_plan_segment *segment) {
-    return segment->file_offset + (segment->run_count - 1) * segment->stride_bytes +
-           segment->run_bytes;
-}
-
-/// The first segment that ends after `begin`. Segments are ordered and disjoint.
-static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *extent, uint64_t begin) {
-    size_t low = extent->segment_first, high = low + extent->segment_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (segment_end(&plan->segments[middle]) <= begin)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /// The part of a block that belongs to one run of a segment.
 typedef struct run_part {
     uint64_t begin, until; ///< bytes of the file
@@ -97,41 +79,10 @@ void fsti_scatter(scatter_order *order) {
         return;
     }
     size_t segment_end_index = extent->segment_first + extent->segment_count;
-    for (size_t i = first_segment(plan, extent, order->begin); i < segment_end_index; i++) {
+    for (size_t i = fsti_plan_first_segment(plan, extent, order->begin); i < segment_end_index;
+         i++) {
         const fsti_plan_segment *segment = &plan->segments[i];
         if (segment->file_offset >= order->end) break;
         scatter_segment(order, segment);
     }
-}
-
-fsti_error_location fsti_pipeline_locate(const fsti_pipeline *pipeline,
-                                         const fsti_plan_extent *extent, uint64_t offset) {
-    const fsti_job *job = &pipeline->job;
-    fsti_error_location location = {.byte_offset = offset};
-    size_t index = first_segment(job->plan, extent, offset);
-    if (index < extent->segment_first + extent->segment_count) {
-        const fsti_header *header = job->files[extent->file].header;
-        const fsti_plan_item *item = &job->plan->items[job->plan->segments[index].item];
-        const fsti_tensor *tensor = &header->tensors[item->tensor];
-        location.tensor = fsti_header_name(header, tensor);
-        location.tensor_size = tensor->name_size;
-    }
-    return location;
-}
-
-void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                            uint64_t offset, fst_status status, int os_errno, fst_error *error) {
-    fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
-    location.file = fsti_file_path(pipeline->job.files[extent->file].file);
-    location.os_errno = os_errno;
-    fsti_error_set(error, status, location, "%s", fsti_status_meaning(status));
-}
-
-fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                                    uint64_t offset, fst_error *error) {
-    fst_status status = fsti_file_check(pipeline->job.files[extent->file].file, error);
-    if (status == FST_OK) return FST_OK;
-    fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
-    fsti_error_locate(error, &location);
-    return status;
 }

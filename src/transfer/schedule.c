@@ -71,7 +71,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     bool is_view = pipeline->sink->is_view;
     classify_mapped_chunk(pipeline, index);
     state->queue =
-        !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
+        !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_ASYNC : QUEUE_BLOCKING;
     // A resident chunk of a view needs no work, except prefaulting if requested.
     bool needs_no_read =
         is_view && !pipeline->job.verifies &&
@@ -109,9 +109,8 @@ static fst_status use_callers_memory(fsti_pipeline *pipeline, const fsti_plan_ba
 /// Whether the first bytes of a batch are remote. Requests should then start before memory is
 /// prefaulted.
 static bool is_remote_batch(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
-    const fsti_plan *plan = pipeline->job.plan;
     if (batch->chunk_first == batch->chunk_end) return false;
-    uint32_t file = plan->extents[plan->chunks[batch->chunk_first].extent].file;
+    uint32_t file = fsti_chunk_extent(pipeline, batch->chunk_first)->file;
     return fsti_file_is_object(pipeline->job.files[file].file);
 }
 
@@ -353,24 +352,22 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
 /// prefaulting in parallel pays off. Disk reads write at once, and the kernel faults pages as
 /// needed.
 static bool leaves_memory_idle(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
+    uint32_t file = fsti_chunk_extent(pipeline, chunk)->file;
     return fsti_file_is_object(pipeline->job.files[file].file) &&
            atomic_load_explicit(&pipeline->chunks[chunk].step, memory_order_relaxed) != CHUNK_DONE;
 }
 
 /// A chunk shortly ahead of the reads whose fresh memory is not prefaulted yet.
 static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
-    const fsti_plan *plan = pipeline->job.plan;
     uint32_t *cursor = &pipeline->populate_cursor;
-    uint32_t reads_at = pipeline->cursor[QUEUE_RING];
+    uint32_t reads_at = pipeline->cursor[QUEUE_ASYNC];
     while (*cursor < reads_at && !leaves_memory_idle(pipeline, *cursor)) ++*cursor;
     uint32_t limit = (uint32_t)fsti_min(pipeline->chunks_known, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
-        const fsti_plan_extent *extent = &plan->extents[plan->chunks[index].extent];
+        const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, index);
         const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
-        if (pipeline->chunks[index].queue == QUEUE_RING && extent->linear && buffer != NULL &&
+        if (pipeline->chunks[index].queue == QUEUE_ASYNC && extent->linear && buffer != NULL &&
             buffer->is_fresh)
             return index;
     }
@@ -388,15 +385,14 @@ static void start_batch(fsti_pipeline *pipeline, uint32_t batch) {
 static uint32_t take_pending(fsti_pipeline *pipeline, const chunk_request *request) {
     uint32_t chunk = find_pending(pipeline, request->preferred);
     if (chunk == UINT32_MAX && (request->may_steal || pipeline->is_demoted)) {
-        chunk_queue other = request->preferred == QUEUE_RING ? QUEUE_BLOCKING : QUEUE_RING;
+        chunk_queue other = request->preferred == QUEUE_ASYNC ? QUEUE_BLOCKING : QUEUE_ASYNC;
         chunk = find_pending(pipeline, other);
     }
     if (chunk == UINT32_MAX) return chunk;
     chunk_state *state = &pipeline->chunks[chunk];
     atomic_store_explicit(&state->step, CHUNK_TAKEN, memory_order_relaxed);
     if (!state->is_read) pipeline->chunks_taken++;
-    start_batch(pipeline,
-                pipeline->job.plan->extents[pipeline->job.plan->chunks[chunk].extent].batch);
+    start_batch(pipeline, fsti_chunk_extent(pipeline, chunk)->batch);
     // A helper may be waiting for the reads to advance.
     pthread_cond_broadcast(&pipeline->work_changed);
     return chunk;

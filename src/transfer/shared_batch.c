@@ -54,8 +54,7 @@ void fsti_shared_batch(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **ou
 }
 
 static batch_state *batch_of(fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    return &pipeline->batches[plan->extents[plan->chunks[chunk].extent].batch];
+    return &pipeline->batches[fsti_chunk_extent(pipeline, chunk)->batch];
 }
 
 /// From now on, the chunks of the batch that are not done are written to the private mapping that

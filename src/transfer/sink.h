@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Sinks: the destinations of chunks (CPU memory, views, a device). A worker only knows the first
-/// six functions, which are called from any worker thread. The pipeline calls the others when it
-/// starts and ends; NULL: not needed.
+/// Sinks: the destinations of chunks (CPU memory, views, a device). Workers call the first six
+/// functions, from any thread. The pipeline calls the others; NULL: not needed.
 #ifndef FSTI_SINK_H
 #define FSTI_SINK_H
 

@@ -5,6 +5,6 @@
 const fsti_sink *fsti_sink_choose(const fsti_job *job) {
     if (job->is_mapped) return &fsti_sink_view;
     if (job->share != NULL) return &fsti_sink_share;
-    bool uses_gds = job->device != NULL && !job->pins_memory;
-    return uses_gds ? &fsti_sink_device : &fsti_sink_host;
+    bool to_device = job->device != NULL && !job->pins_memory;
+    return to_device ? &fsti_sink_device : &fsti_sink_host;
 }

@@ -26,7 +26,7 @@ static uint64_t count_pieces(const fsti_pipeline *pipeline, const fsti_plan_batc
     const fsti_plan *plan = pipeline->job.plan;
     uint64_t count = 0;
     for (uint32_t i = batch->chunk_first; i < batch->chunk_end; i++) {
-        const fsti_plan_extent *extent = &plan->extents[plan->chunks[i].extent];
+        const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, i);
         bool is_first = plan->chunks[i].begin == extent->begin;
         if (extent->converts || !fsti_pipeline_engine(pipeline, i)->is_mapped) return 0;
         count++;
@@ -50,8 +50,7 @@ static void begin_fill(fsti_pipeline *pipeline, uint32_t batch) {
 
 fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                              worker_counts *counts, fst_error *error) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     bool is_returned = false;
     target->answer = SINK_DONE;
     if (fsti_pipeline_pages_in(pipeline, chunk))
@@ -66,11 +65,10 @@ fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_targe
     return FST_OK;
 }
 
-/// Copies and counts the time.
+/// Copies a block; from a mapping with a guard against truncated files.
 fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
                           void (*copy)(void *context), void *context, fst_error *error) {
-    const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[block->chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     bool good = true;
     if (block->is_mapped)
         good = fsti_io_guarded(copy, context, block->source, block->needed_end - block->begin);
@@ -87,7 +85,7 @@ static void run_scatter(void *order) { fsti_scatter(order); }
 fst_status fsti_host_place(fsti_pipeline *pipeline, const sink_block *block, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[block->chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     scatter_order order = {.plan = plan,
                            .extent = extent,
                            .buffer = pipeline->batches[extent->batch].base,

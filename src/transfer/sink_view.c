@@ -123,7 +123,7 @@ static void map_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *co
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     fsti_file *file = pipeline->job.files[extent->file].file;
     uint32_t end = fsti_pipeline_take_run(pipeline, chunk);
     fsti_file_stream *stream;

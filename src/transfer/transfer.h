@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Interface of the transfer module, which executes plans. The only module that uses both files and
-/// memory. Threads take chunks, read them by the most suitable engine, and place the bytes; callers
-/// wait for chunks.
+/// Interface of the transfer module, which executes plans. Threads take chunks, read them by the
+/// most suitable engine, and place the bytes; callers wait for chunks.
 ///
 /// Knows: chunks, files, destinations, threads.
 /// Does not know: names and dtypes of tensors, and the caller's request.
@@ -51,9 +50,9 @@ typedef struct fsti_job {
     const fst_allocator *allocator;      ///< NULL: arenas, or device memory
     fsti_allocator_lock *allocator_lock; ///< held during its calls
     fsti_device *device;                 ///< NULL: the CPU
-    bool pins_memory;    ///< arenas are pinned by the device's driver, without copies to it
-    uintptr_t stream;    ///< copies to the device wait for work queued on it; 0: no stream
-    uint64_t ring_bytes; ///< maximum pinned memory for staging
+    bool pins_memory;       ///< arenas are pinned by the device's driver, without copies to it
+    uintptr_t stream;       ///< copies to the device wait for work queued on it; 0: no stream
+    uint64_t staging_bytes; ///< maximum pinned memory for staging
     fst_gds gds;
     fst_ring ring;
     fst_numa numa;

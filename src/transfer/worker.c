@@ -48,15 +48,10 @@ typedef struct worker {
     io_lane lanes[FSTI_ENGINE_COUNT]; ///< by engine, opened on first use
     worker_counts counts;
     bool is_lane_worker;
-    fst_error derived_error; ///< why a derived file could not be read
-    fst_ring last_method;    ///< method and time of the chunk that io_uring finished last
+    fst_error read_error; ///< why a remote or derived file could not be read
+    fst_ring last_method; ///< method and time of the chunk that io_uring finished last
     uint64_t last_ns;
 } worker;
-
-static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    return &plan->extents[plan->chunks[chunk].extent];
-}
 
 /// Whether some chunks must be scattered, which is done from slots.
 static bool has_scattered(const fsti_plan *plan) {
@@ -133,7 +128,7 @@ static bool reads_to_target(const fsti_pipeline *pipeline, const io_lane *lane, 
 /// The method for a chunk that io_uring reads.
 static fst_ring choose_ring_method(const fsti_pipeline *pipeline, const fsti_io_engine *engine,
                                    uint32_t chunk) {
-    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     if (!extent->linear) return FST_RING_SLOTS;
     if (engine->is_network) return FST_RING_PLACE;
     if (pipeline->job.ring != FST_RING_AUTO) return pipeline->job.ring;
@@ -145,7 +140,7 @@ static fst_ring choose_ring_method(const fsti_pipeline *pipeline, const fsti_io_
 static void measure_method(worker *self, uint32_t chunk) {
     const fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     if (!extent->linear || pipeline->job.ring != FST_RING_AUTO ||
         fsti_file_is_object(pipeline->job.files[extent->file].file))
         return;
@@ -164,7 +159,7 @@ static uint64_t slot_size(const io_lane *lane) { return lane->slots->size_bytes 
 /// NULL.
 static void submit_block(worker *self, io_lane *lane, io_block *block, const sink_target *target) {
     fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     uint64_t begin = block->begin, end = block->needed_end;
     if (lane->engine->is_direct) {
         begin = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
@@ -186,7 +181,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
                                .stop = &pipeline->stop,
                                .bypasses_cache = !pipeline->job.policy->keeps_cache &&
                                                  pipeline->job.routes[extent->file].forced == NULL,
-                               .error = &self->derived_error};
+                               .error = &self->read_error};
     self->counts.read_count++;
     self->counts.used[lane->engine->number] = true;
     lane->in_flight++;
@@ -206,7 +201,7 @@ static const char *block_source(const io_lane *lane, const io_block *block) {
 static bool leaves_cached(const fsti_pipeline *pipeline, const io_lane *lane,
                           const io_block *block) {
     const chunk_state *state = &pipeline->chunks[block->chunk];
-    fsti_file *file = pipeline->job.files[chunk_extent(pipeline, block->chunk)->file].file;
+    fsti_file *file = pipeline->job.files[fsti_chunk_extent(pipeline, block->chunk)->file].file;
     return !state->is_resident && !state->is_dropped && !lane->engine->is_network &&
            !(block->read.bypasses_cache && fsti_file_derived_bypasses_cache(file));
 }
@@ -222,7 +217,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
                          .source = block_source(lane, block),
                          .is_mapped = lane->engine->is_mapped};
     fsti_verify_range range = {.begin = block->begin, .end = block->end, .bytes = placed.source};
-    FST_TRY(fsti_pipeline_verify(pipeline, chunk_extent(pipeline, block->chunk), &range,
+    FST_TRY(fsti_pipeline_verify(pipeline, fsti_chunk_extent(pipeline, block->chunk), &range,
                                  &self->counts, error));
     start_ns = fsti_now_ns();
     fst_status status = pipeline->sink->place(pipeline, &placed, &self->counts, error);
@@ -245,7 +240,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
 
 static fst_status short_read(const fsti_pipeline *pipeline, const io_block *block, uint64_t have,
                              fst_error *error) {
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     // The file may have shrunk, which explains more than "short read".
     FST_TRY(fsti_pipeline_check_file(pipeline, extent, have, error));
     fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0, error);
@@ -261,7 +256,7 @@ static bool may_retry(io_block *block) {
 /// Repeats a block from its beginning, through the page cache.
 static fst_status read_buffered(worker *self, io_block *block, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     uint64_t size = block->needed_end - block->begin;
     size_t got;
     fst_error cause;
@@ -283,19 +278,20 @@ static fst_status read_buffered(worker *self, io_block *block, fst_error *error)
 static bool may_fall_back(worker *self, const io_lane *lane, const io_block *block, int os_errno) {
     fsti_route route = lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;
     return lane->engine->is_direct &&
-           fsti_pipeline_demote(self->pipeline, chunk_extent(self->pipeline, block->chunk)->file,
-                                route, false, os_errno);
+           fsti_pipeline_demote(self->pipeline,
+                                fsti_chunk_extent(self->pipeline, block->chunk)->file, route, false,
+                                os_errno);
 }
 
 /// Handles a failed read.
 static fst_status recover_read(worker *self, const io_lane *lane, io_block *block,
                                fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, block->chunk);
     int os_errno = (int)-block->read.result;
-    if (self->derived_error.status != FST_OK) {
-        if (error != NULL) *error = self->derived_error;
-        return self->derived_error.status;
+    if (self->read_error.status != FST_OK) {
+        if (error != NULL) *error = self->read_error;
+        return self->read_error.status;
     }
     if (may_fall_back(self, lane, block, os_errno)) return read_buffered(self, block, error);
     fsti_pipeline_describe(pipeline, extent, fsti_max(block->read.offset, block->begin), FST_E_IO,
@@ -361,8 +357,8 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     chunk_state *state = &self->pipeline->chunks[block->chunk];
     if (--state->blocks_left > 0) return FST_OK;
     // A write or truncation before this moment changes size or time.
-    FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
-                                     block->begin, error));
+    FST_TRY(fsti_pipeline_check_file(
+        self->pipeline, fsti_chunk_extent(self->pipeline, block->chunk), block->begin, error));
     if (state->method != FST_RING_AUTO) measure_method(self, block->chunk);
     fsti_pipeline_clear_cache(self->pipeline, block->chunk);
     return self->pipeline->sink->complete(self->pipeline, block->chunk, &self->counts, error);
@@ -382,7 +378,7 @@ static bool finish_any(worker *self, fst_status *status, fst_error *error) {
 /// Adds tensor and byte to an error of reading into the page cache, if missing.
 static fst_status locate_failure(const fsti_pipeline *pipeline, uint32_t chunk, fst_error *cause,
                                  fst_error *error) {
-    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     uint64_t offset = cause->byte_offset;
     bool has_position = offset >= extent->begin && offset < extent->end;
     if (!has_position) offset = pipeline->job.plan->chunks[chunk].begin;
@@ -424,7 +420,7 @@ static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst
         if (lane->handle != NULL) return FST_OK;
         fst_status status = open_lane(self, lane, engine, &cause);
         if (status == FST_OK) return FST_OK;
-        uint32_t file = chunk_extent(pipeline, chunk)->file;
+        uint32_t file = fsti_chunk_extent(pipeline, chunk)->file;
         if (!engine->is_async ||
             !fsti_pipeline_demote(pipeline, file, FSTI_ROUTE_RING, true,
                                   cause.status == FST_E_NO_MEMORY ? ENOMEM : cause.os_errno)) {
@@ -451,7 +447,7 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk,
                                 const sink_target *target, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     bool to_target = reads_to_target(pipeline, lane, chunk, target);
     // Digest in blocks, while the bytes are in the CPU cache.
     bool by_chunk = lane->engine->is_mapped || (lane->engine->is_network && to_target) ||
@@ -498,7 +494,7 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
 /// whose rings are full, and prefault memory ahead of them. Without lanes all threads do both.
 static chunk_request request_for(const worker *self, bool may_wait) {
     bool has_lanes = self->pipeline->lane_count > 0;
-    return (chunk_request){.preferred = self->is_lane_worker ? QUEUE_RING : QUEUE_BLOCKING,
+    return (chunk_request){.preferred = self->is_lane_worker ? QUEUE_ASYNC : QUEUE_BLOCKING,
                            .may_steal = self->is_lane_worker || !has_lanes,
                            .may_wait = may_wait,
                            .may_populate = has_lanes && !self->is_lane_worker};

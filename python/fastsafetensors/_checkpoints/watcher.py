@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._saving.background import Background, End
+from .._saving.background import Background, OneTimeEvent
 from .._saving.save_handles import SaveHandle
 
 
@@ -16,9 +16,9 @@ class Watcher(Background):
         self, handle: SaveHandle, note: Callable[[], None], follow: Callable[[], None]
     ) -> None:
         """Keep the calls: `note` waits for the end, and `follow` is called after it."""
-        super().__init__(self._watch, handle.at_exit)
+        super().__init__(self._watch, waits_at_exit=handle.at_exit == "wait")
         self.handle, self._note, self._follow = handle, note, follow
-        self._noted = End()
+        self._noted = OneTimeEvent()
 
     def _watch(self) -> None:
         try:

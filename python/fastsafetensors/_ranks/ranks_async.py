@@ -31,6 +31,7 @@ from .._base.argument_types import Path as AnyPath
 from .._base.errors import serialization_error
 from .._base.representation import shown_as
 from .._core import error_class
+from .._saving.background import OneTimeEvent
 from .._saving.save_handles import (
     FileSave,
     Hooks,
@@ -88,7 +89,7 @@ class _GroupSaves:
         self.numbers = itertools.count()
         self.ahead = 0  # by how many calls other ranks are ahead
         # Set while a failed save removes its folders: a new call waits, to find them or not.
-        self.removal: threading.Event | None = None
+        self.removal: OneTimeEvent | None = None
         # Steps that other ranks have saved in vain while this one was at an earlier step.
         self.passed_steps = range(0)
         # Calls that Ctrl-C has ended here, and that another rank may have made: {number: folder}.
@@ -167,7 +168,7 @@ class JointSave:
         self._use = threading.Lock()
         self._missing = 0  # folders to make, by what this rank or another has found
         self._missing_here = 0
-        self.end = threading.Event()
+        self.end = OneTimeEvent()
         self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
         self._step: int | None = None
         self._taken: list[int] = []  # the number of the call, among those of the group
@@ -326,7 +327,7 @@ class JointSave:
     def _keep_calls_waiting(self) -> Iterator[None]:
         """Context in which folders are removed: calls of new saves wait until it ends."""
         saves = _saves_of(self.group)
-        removal = saves.removal = threading.Event()
+        removal = saves.removal = OneTimeEvent()
         try:
             yield
         finally:
@@ -383,7 +384,7 @@ class JointSave:
         while True:
             agreement.agree("the end of writing a save")
             every = [_State(*_STATE.unpack(message)) for message in
-                     pg.exchange(_STATE.pack(*self._say(state, saves)), "the end of writing")]
+                     pg.exchange(_STATE.pack(*self._own_state(state, saves)), "the end of writing")]
             late = self._late_ranks(pg, saves, every)
             if pg.rank() in late:
                 raise RankError(late[pg.rank()])
@@ -396,7 +397,7 @@ class JointSave:
         self._missing = max(one.missing for one in every)
         return [one.state for one in every]
 
-    def _say(self, state: int, saves: _GroupSaves) -> _State:
+    def _own_state(self, state: int, saves: _GroupSaves) -> _State:
         number = self._taken[0] + saves.ahead if self._step is None else min(self._step, _STEP_MAX)
         return _State(state, self._missing, bool(saves.interrupted), number,
                       self._step is not None)

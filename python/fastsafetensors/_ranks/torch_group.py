@@ -290,7 +290,7 @@ def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
         with contextlib.suppress(Exception):
             results.append(call())
 
-    Background(run, at_exit="cancel").wait(seconds)
+    Background(run, waits_at_exit=False).wait(seconds)
     return results[0] if results else None
 
 

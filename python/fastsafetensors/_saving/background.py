@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 
-class End:
+class OneTimeEvent:
     """Something that happens once, and for which threads wait.
 
     threading.Event holds a lock while Python code runs, in which a signal handler that waits or
@@ -58,11 +58,11 @@ class Background:
     of this class does not wait, and may be called again after such an exception.
     """
 
-    def __init__(self, work: Callable[[], object], at_exit: str = "wait") -> None:
-        """Keep the work. at_exit: "wait" or "cancel": whether the interpreter's exit waits."""
-        self._work, self._at_exit = work, at_exit
+    def __init__(self, work: Callable[[], object], *, waits_at_exit: bool = True) -> None:
+        """Keep the work, for which the interpreter's exit waits or not."""
+        self._work, self._waits_at_exit = work, waits_at_exit
         self._once = threading.Lock()
-        self._ended = End()
+        self._ended = OneTimeEvent()
         self.was_started = False
         self._has_begun = False
 
@@ -71,7 +71,7 @@ class Background:
         self.was_started = True
         if self._has_begun:
             return
-        if self._at_exit == "wait":
+        if self._waits_at_exit:
             _awaited.add(self)
         try:
             _thread.start_new_thread(self._run, ())

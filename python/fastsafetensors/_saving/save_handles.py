@@ -151,7 +151,7 @@ class SaveHandle(ABC):
     """A save that runs while the program goes on."""
 
     at_exit = "wait"
-    _is_told = False  # the program knows the error
+    _was_reported = False  # the program or the log has the error
     _name: str  # the path
     _pid: int  # of the process that started it
 
@@ -217,10 +217,10 @@ class SaveHandle(ABC):
         if self._is_of_parent():
             return False
         self._stop()
-        was_told = self._is_told
+        was_reported = self._was_reported
         error = self.exception()
-        if error is not None and not was_told and not was_cancelled(error):
-            _log_unheard(error.__cause__ or error)
+        if error is not None and not was_reported and not was_cancelled(error):
+            _log_error(error.__cause__ or error)
         return was_cancelled(error)
 
     @abstractmethod
@@ -286,7 +286,7 @@ def _milliseconds(timeout: float | None) -> int:
     return -1 if seconds is None else int(min(seconds * 1000 + 0.999, 2.0**62))
 
 
-def _log_unheard(error: BaseException) -> None:
+def _log_error(error: BaseException) -> None:
     import logging
 
     logging.getLogger("fastsafetensors").warning(
@@ -316,7 +316,7 @@ class FileSave(SaveHandle):
         if ended is False:
             raise TimeoutError(f"{printable(self._name)}: the save is not done yet")
         if ended is not True:
-            self._is_told = True
+            self._was_reported = True
             return self._shown_error(ended)
         if counters.is_on and not self._is_counted:
             counters.add_save(self._core.writer_stats())
@@ -382,16 +382,16 @@ class FileSave(SaveHandle):
         return stats
 
     def _end(self) -> None:
-        """Wait for the end at the interpreter's exit; an unheard error is logged.
+        """Wait for the end at the interpreter's exit, and log an error that wait() has not raised.
 
         The handle stays open, because a daemon thread may be in a call of it.
         """
         while self.is_started() and not self.done():
             time.sleep(0.005)
-        was_told = self._is_told
+        was_reported = self._was_reported
         error = self._result(0) if self.is_started() else None
-        if error is not None and not was_told and not was_cancelled(error):
-            _log_unheard(error.__cause__ or error)
+        if error is not None and not was_reported and not was_cancelled(error):
+            _log_error(error.__cause__ or error)
 
 
 @shown_as("SaveHandle")
@@ -425,7 +425,7 @@ class ThreadSave(SaveHandle):
         if not self._thread.wait(
                 None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
             raise TimeoutError(f"{printable(self._name)}: the save is not done yet")
-        self._is_told = True
+        self._was_reported = True
         if self._error is None or isinstance(self._error, Exception):
             return self._error
         raise self._error
@@ -453,19 +453,22 @@ class ThreadSave(SaveHandle):
 
     def forget_error(self) -> None:
         """The error is reported elsewhere: it is not logged."""
-        self._is_told = True
+        self._was_reported = True
 
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
         if self.is_started():
             self._thread.wait()
-        self.__del__()
+        self._log_unreported()
 
     def __del__(self) -> None:
         """Log an error that wait() has not raised."""
-        if self._error is not None and not self._is_told:
-            _log_unheard(self._error)
-            self._is_told = True
+        self._log_unreported()
+
+    def _log_unreported(self) -> None:
+        if self._error is not None and not self._was_reported:
+            _log_error(self._error)
+            self._was_reported = True
 
     @property
     def progress(self) -> SaveProgress:

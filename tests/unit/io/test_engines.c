@@ -85,6 +85,35 @@ TEST(direct_reads)
 {
     read_everywhere(&fsti_io_engine_direct);
 }
+/// A save computes digests while its writes run, before it reaps them.
+TEST(a_write_by_io_uring_begins_when_it_is_submitted)
+{
+    char reason[200];
+    void *lane;
+    const char *path = fixture_path("written");
+    fsti_file *file = open_pattern("pattern");
+    bool works = fsti_io_engine_uring.usable(file, reason, sizeof reason);
+    fsti_file_unref(file);
+    if (!works) SKIP("io_uring or direct I/O does not work here");
+    int fd = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
+    char *memory = aligned_alloc(4096, 8192), first = 0;
+    CHECK(fd >= 0 && memory != NULL);
+    memset(memory, 'w', 8192);
+    CHECK_INT(fsti_io_engine_uring.lane_open(1, &lane, NULL), FST_OK);
+    fsti_io_op op = {.is_write = true, .write_fd = fd, .size = 4096, .buffer = memory};
+    fsti_io_engine_uring.submit(lane, &op);
+    for (int i = 0; i < 5000 && first != 'w'; i++) {
+        usleep(1000);
+        if (pread(fd, memory + 4096, 4096, 0) == 4096) first = memory[4096];
+    }
+    CHECK_INT(first, 'w');
+    CHECK(fsti_io_engine_uring.reap(lane) == &op);
+    CHECK_INT(op.result, 4096);
+    fsti_io_engine_uring.lane_close(lane);
+    close(fd);
+    free(memory);
+}
+
 TEST(uring_reads)
 {
     read_everywhere(&fsti_io_engine_uring);
