@@ -24,16 +24,24 @@ static const char *cgroup_root = "/sys/fs/cgroup", *self_path = "/proc/self/cgro
 static atomic_uint_fast32_t known_quota;
 static atomic_uint_fast64_t quota_read_ns; ///< 0: not read
 
+/// Whether a file could not be opened because descriptors or memory are short: its limit is
+/// unknown.
+static _Thread_local bool is_unknown;
+/// Free bytes when they were last known.
+static atomic_uint_fast64_t known_available = UINT64_MAX;
+
 void fsti_cgroup_fake(const char *root, const char *self) {
     cgroup_root = root != NULL ? root : "/sys/fs/cgroup";
     self_path = self != NULL ? self : "/proc/self/cgroup";
     atomic_store(&quota_read_ns, 0);
+    atomic_store(&known_available, UINT64_MAX);
 }
 
 /// Reads the first bytes of a small file as text. False if it cannot be read.
 static bool read_text(const char *path, char *text, size_t text_size) {
     size_t size = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    is_unknown |= fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
     if (fd < 0) return false;
     while (size + 1 < text_size) {
         ssize_t got = read(fd, text + size, text_size - 1 - size);
@@ -200,12 +208,15 @@ static uint64_t group_memory(const group *at) {
 
 uint64_t fsti_memory_available(void) {
     uint64_t left = UINT64_MAX;
+    is_unknown = false;
     for (int is_v1 = 0; is_v1 < 2; is_v1++) {
         group at;
         if (!find_group("memory", is_v1 != 0, &at)) continue;
         do left = fsti_min(left, group_memory(&at));
         while (move_to_parent(&at));
     }
+    if (is_unknown) return fsti_min(left, atomic_load(&known_available));
+    atomic_store(&known_available, left);
     return left;
 }
 

@@ -273,10 +273,29 @@ typedef struct fsti_library_symbol {
     void *field;
 } fsti_library_symbol;
 
-/// Opens the first library of `names` (NULL-terminated) that has all symbols, and never closes it.
-/// On failure returns false; *missing is then a symbol that the last library lacks, or unchanged.
-bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
-                       const char **missing);
+/// Whether a library can be used.
+typedef enum fsti_library_state {
+    FSTI_LIBRARY_UNKNOWN, ///< not tried, or failed for a reason that may pass, such as EMFILE
+    FSTI_LIBRARY_FOUND,
+    FSTI_LIBRARY_ABSENT, ///< not installed, or too old
+} fsti_library_state;
+
+/// A library that some calls need.
+typedef struct fsti_library {
+    const char *need; ///< who needs which library, the begin of the error
+    /// Binds the functions. On failure *reason continues the error, with a comma first.
+    fsti_library_state (*find)(char *reason, size_t reason_size);
+    _Atomic(fsti_library_state) state;
+    char reason[200];
+} fsti_library;
+
+/// Loads the library at the first call, and at later ones while its state is unknown.
+/// FST_E_UNSUPPORTED without it. From any thread; `find` must not call it.
+fst_status fsti_library_require(fsti_library *library, fst_error *error);
+/// For `find`: opens the first library of `names` (NULL-terminated) that has all symbols, and never
+/// closes it.
+fsti_library_state fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
+                                     char *reason, size_t reason_size);
 
 // ---- reference counts ----
 //

@@ -10,34 +10,32 @@
 #define VERSION_MIN 0x074400u // 7.68.0, the first version with curl_multi_wakeup()
 #define GLOBAL_ALL 3L
 
-static atomic_bool is_searched;
 static curl_library library;
-static bool is_found;
-static const char *missing; ///< a function that an old version lacks
 
-static void find_library(void) {
+static fsti_library_state find_library(char *reason, size_t reason_size) {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
 #define CURL_SYMBOL(result, name, parameters) {#name, &library.name},
     static const fsti_library_symbol symbols[] = {CURL_FUNCTIONS(CURL_SYMBOL){NULL, NULL}};
 #undef CURL_SYMBOL
-    is_found = fsti_library_bind(names, symbols, &missing);
-    // Global initialisation is not thread-safe before 7.84, so it is done once here.
-    if (is_found && library.curl_version_info(0)->number < VERSION_MIN) {
-        is_found = false;
-        missing = "what 7.68 has";
+    fsti_library_state state = fsti_library_bind(names, symbols, reason, reason_size);
+    if (state != FSTI_LIBRARY_FOUND) return state;
+    if (library.curl_version_info(0)->number < VERSION_MIN) {
+        snprintf(reason, reason_size, ", and version %s was found",
+                 library.curl_version_info(0)->text);
+        return FSTI_LIBRARY_ABSENT;
     }
-    is_found = is_found && library.curl_global_init(GLOBAL_ALL) == 0;
+    // Global initialisation is not thread-safe before 7.84, so it is done once here.
+    if (library.curl_global_init(GLOBAL_ALL) == 0) return FSTI_LIBRARY_FOUND;
+    snprintf(reason, reason_size, ", which could not be initialised");
+    return FSTI_LIBRARY_UNKNOWN;
 }
 
+static fsti_library optional = {
+    .need = "URLs need libcurl 7.68 or later (install libcurl4, or libcurl)", .find = find_library};
+
 fst_status fsti_curl_open(const curl_library **out, fst_error *error) {
-    fsti_library_once(&is_searched, find_library);
     *out = &library;
-    if (is_found) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
-                          "URLs need libcurl 7.68 or later (install libcurl4, or "
-                          "libcurl), which was not found%s%s",
-                          missing == NULL ? "" : ", or too old: it lacks ",
-                          missing == NULL ? "" : missing);
+    return fsti_library_require(&optional, error);
 }
 
 fst_status fsti_http_check(fst_error *error) {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <grp.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -230,4 +231,14 @@ size_t fixture_live_buffers(void) {
 void fixture_syscall_arguments(long number, va_list list, long arguments[6]) {
     int count = number == SYS_io_uring_enter || number == SYS_mbind ? 6 : 5;
     for (int i = 0; i < 6; i++) arguments[i] = i < count ? va_arg(list, long) : 0;
+}
+
+void fixture_limit_descriptors(bool is_limited) {
+    static struct rlimit before;
+    int next = dup(STDOUT_FILENO);
+    if (next >= 0) close(next);
+    if (is_limited) getrlimit(RLIMIT_NOFILE, &before);
+    struct rlimit limit = before;
+    if (is_limited) limit.rlim_cur = (rlim_t)next;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) abort();
 }

@@ -65,4 +65,7 @@ const fst_load_tuning *fixture_engine(fst_engine engine);
 const fst_load_tuning *fixture_gds(fst_gds gds);
 const fst_load_tuning *fixture_populate(void);
 
+/// Lets the process open no further descriptors, or as many as before.
+void fixture_limit_descriptors(bool is_limited);
+
 #endif

@@ -14,6 +14,7 @@
 #include "base/primitives.h"
 #include "fastsafetensors/experimental/terminal_text.h"
 #include "check.h"
+#include "fixture.h"
 
 TEST(error_message_has_all_fields)
 {
@@ -326,6 +327,37 @@ TEST(a_library_may_fork_while_it_is_loaded)
     pthread_join(thread, NULL);
     alarm(0);
     CHECK(atomic_load(&has_loaded));
+}
+
+static fsti_library_state find_nothing(char *reason, size_t reason_size) {
+    static const char *const names[] = {"libfst-is-not-there.so.1", NULL};
+    static const fsti_library_symbol symbols[] = {{NULL, NULL}};
+    return fsti_library_bind(names, symbols, reason, reason_size);
+}
+
+static fsti_library_state find_maths(char *reason, size_t reason_size) {
+    static const char *const names[] = {"libm.so.6", NULL};
+    static double (*square_root)(double number);
+    static const fsti_library_symbol symbols[] = {{"sqrt", &square_root}, {NULL, NULL}};
+    return fsti_library_bind(names, symbols, reason, reason_size);
+}
+
+/// A library that is missing stays missing; one that cannot be opened now is tried again.
+TEST(a_library_is_tried_again_when_descriptors_were_short)
+{
+    fst_error error;
+    fsti_library absent = {.need = "this needs a library", .find = find_nothing};
+    CHECK_INT(fsti_library_require(&absent, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "this needs a library, which was not found");
+    CHECK_INT(atomic_load(&absent.state), FSTI_LIBRARY_ABSENT);
+    fsti_library maths = {.need = "this needs libm", .find = find_maths};
+    fixture_limit_descriptors(true);
+    fst_status status = fsti_library_require(&maths, &error);
+    fixture_limit_descriptors(false);
+    if (status == FST_OK) SKIP("libm was loaded before");
+    CHECK_INT(status, FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, strerror(EMFILE));
+    CHECK_INT(fsti_library_require(&maths, &error), FST_OK);
 }
 
 TEST(a_child_does_not_have_locks_of_files)

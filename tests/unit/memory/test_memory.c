@@ -346,6 +346,10 @@ TEST(cgroup_limits_over_fake_trees)
     CHECK_CONTAINS(error.message, "limit leaves 4000000");
     CHECK_INT(fsti_buffer_arena(2000000, &buffer, &error), FST_OK);
     fsti_buffer_unref(buffer);
+    fixture_limit_descriptors(true); // the limit cannot be read: the last one counts
+    uint64_t left = fsti_memory_available();
+    fixture_limit_descriptors(false);
+    CHECK_INT(left, 4000000);
     fsti_cgroup_fake(NULL, NULL);
 }
 
