@@ -33,7 +33,7 @@ from fastsafetensors import (  # noqa: E402
 from fastsafetensors._engine_weights import EngineOptions, iterate  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.sharded import load_sharded  # noqa: E402
-from fastsafetensors.torch import load_file, load_model, save_file  # noqa: E402
+from fastsafetensors.torch import load_file, load_model, open_stream, save_file  # noqa: E402
 
 Tensors = dict[str, Any]
 ROWS = 900
@@ -243,6 +243,26 @@ def test_urls_and_the_disk_cache(folder: pathlib.Path, tmp_path: pathlib.Path) -
             assert server.sent_bytes == sent
     finally:
         remote.configure()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_small_tensors_are_read_together(tmp_path: pathlib.Path, verify: bool) -> None:
+    """One read for many of them, and each digested piece of the file once by a thread."""
+    path = tmp_path / "m.safetensors"
+    torch.manual_seed(1)
+    made = {f"l{i:03}": torch.randn(64, 256).bfloat16() for i in range(200)}
+    made["plain"] = torch.randint(1 << 62, (3000,))
+    save_file(made, path, compress=True, manifest=True)
+    with open_stream(path, mode="load", threads=1, verify=verify) as stream:
+        assert same(dict(stream), made)
+    size, stats = path.stat().st_size, stream.stats
+    assert stats["stored_bytes"] <= size + (1 << 20)
+    assert stats["verified_bytes"] == (stats["stored_bytes"] if verify else 0)
+    assert (stats["digest_ns"] > 0) == verify
+    with web_server(tmp_path) as server:
+        with open_stream(server.url + "m.safetensors", threads=1, verify=verify) as stream:
+            assert same(dict(stream), made)
+        assert len(server.log) <= 20
 
 
 def test_budgets_count_what_threads_decompress_with(packed: str) -> None:

@@ -187,8 +187,9 @@ struct fsti_io_op {
     struct fsti_io_op *next;
     fsti_http_counts net; ///< network counts of a remote read
     // set by a derived file or a remote object:
-    fst_error *error;      ///< NULL, or receives the reason of a negative `result`
-    uint64_t stored_bytes; ///< bytes read from the stored file
+    fst_error *error;                   ///< NULL, or receives the reason of a negative `result`
+    uint64_t stored_bytes;              ///< bytes read from the stored file
+    uint64_t verified_bytes, digest_ns; ///< of stored bytes
     uint64_t decoded_bytes, decode_ns;
 };
 

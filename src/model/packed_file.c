@@ -21,9 +21,11 @@ typedef struct decode_workspace {
     fsti_decoder *decoder;
     fsti_buffer *memory; ///< contains `stored`
     char *stored;
-    char *tail;          ///< the decoded chunk in which a read ended
-    uint64_t tail_file;  ///< number of its packed_file
-    uint64_t tail_chunk; ///< its chunk; NO_CHUNK: none
+    uint64_t stored_file;              ///< number of the packed_file whose bytes `stored` has
+    uint64_t stored_begin, stored_end; ///< which bytes; none if equal. Verified, if it has digests
+    char *tail;                        ///< the decoded chunk in which a read ended
+    uint64_t tail_file;                ///< number of its packed_file
+    uint64_t tail_chunk;               ///< its chunk; NO_CHUNK: none
     struct decode_workspace *next;
 } decode_workspace;
 #define TAIL_BYTES ((size_t)1 << FSTI_CHUNK_LOG_MAX)
@@ -50,6 +52,7 @@ typedef struct packed_read {
     packed_file *file;
     decode_workspace *workspace;
     fsti_io_op *op;
+    uint64_t end; ///< of the original's bytes that are read
     fst_error *error;
 } packed_read;
 
@@ -75,13 +78,23 @@ static void release_file(void *context) {
     fsti_free(file);
 }
 
-/// Takes a workspace for a read that starts in `chunk`: preferably one that has this chunk decoded,
-/// else any free one, else a new one.
+/// How much of a read's beginning a workspace has: 2: the chunk is decoded, 1: its stored bytes.
+static int rate_workspace(const decode_workspace *workspace, const packed_file *file,
+                          uint64_t chunk) {
+    if (chunk == NO_CHUNK) return 0;
+    if (workspace->tail_file == file->number && workspace->tail_chunk == chunk) return 2;
+    uint64_t at = file->packed.chunks[chunk].begin;
+    return workspace->stored_file == file->number && workspace->stored_begin <= at &&
+           at < workspace->stored_end;
+}
+
+/// Takes a workspace for a read that starts in `chunk`: the free one that has most of it, else a
+/// new one.
 static decode_workspace *take_workspace(const packed_file *file, uint64_t chunk) {
     pthread_mutex_lock(&workspaces_lock);
     decode_workspace **link = &idle_workspaces;
     for (decode_workspace **at = link; *at != NULL; at = &(*at)->next)
-        if ((*at)->tail_file == file->number && (*at)->tail_chunk == chunk) link = at;
+        if (rate_workspace(*at, file, chunk) > rate_workspace(*link, file, chunk)) link = at;
     decode_workspace *workspace = *link;
     if (workspace != NULL) *link = workspace->next;
     pthread_mutex_unlock(&workspaces_lock);
@@ -105,6 +118,7 @@ static fst_status grow_stored(decode_workspace *workspace, uint64_t size, fst_er
     fsti_buffer_unref(workspace->memory);
     workspace->memory = NULL;
     workspace->stored = NULL;
+    workspace->stored_begin = workspace->stored_end = 0;
     if (size > FSTI_HUGE_PAGE_BYTES / 4) size = fsti_align_up(size, FSTI_HUGE_PAGE_BYTES);
     FST_TRY(fsti_buffer_arena(size, &workspace->memory, error));
     if (workspace->memory == NULL) return FST_E_NO_MEMORY; // cannot happen; for static analyzers
@@ -138,48 +152,105 @@ static bool bypasses_cache(const packed_read *read) {
            !fsti_file_is_object(read->file->stored);
 }
 
-/// Reads stored bytes [begin, end) directly into the workspace, if the cache is to be bypassed and
-/// they are not cached. NULL: read them as usual.
-static const char *read_direct(const packed_read *read, uint64_t begin, uint64_t end) {
+/// Reads stored bytes [begin, end) directly into the workspace after its first `at` bytes, if the
+/// cache is to be bypassed and they are not cached. Both begin at a page. False: read them as
+/// usual.
+static bool read_direct(const packed_read *read, uint64_t begin, uint64_t end, uint64_t at) {
     packed_file *file = read->file;
-    uint64_t resident, from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
-    uint64_t until = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
+    uint64_t resident, until = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
     if (!bypasses_cache(read) || !fsti_file_resident(file->stored, begin, end, &resident) ||
-        resident > (end - begin) / 8 || grow_stored(read->workspace, until - from, NULL) != FST_OK)
-        return NULL;
-    int64_t got =
-        fsti_file_read_direct(file->stored, read->workspace->stored, (size_t)(until - from), from);
+        resident > (end - begin) / 8)
+        return false;
+    int64_t got = fsti_file_read_direct(file->stored, read->workspace->stored + at,
+                                        (size_t)(until - begin), begin);
     if (got < 0) atomic_store(&file->is_buffered, true);
-    if (got < (int64_t)(end - from)) return NULL;
+    if (got < (int64_t)(end - begin)) return false;
     read->op->stored_bytes += end - begin;
-    return read->workspace->stored + (begin - from);
+    return true;
 }
 
-/// Reads stored bytes [begin, end) into the workspace and verifies them, if there are digests; the
-/// range then has whole digested pieces. *out: the address of `begin`.
-static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t end,
+/// The workspace's stored bytes at `begin`, if it has all of [begin, end); else NULL.
+static const char *find_stored(const packed_read *read, uint64_t begin, uint64_t end) {
+    const decode_workspace *workspace = read->workspace;
+    bool has_all = workspace->stored_file == read->file->number &&
+                   workspace->stored_begin <= begin && end <= workspace->stored_end;
+    return has_all ? workspace->stored + (begin - workspace->stored_begin) : NULL;
+}
+
+/// Where the stored bytes end that this read needs next, without gaps, after those of a tensor:
+/// neighbouring small tensors are read together.
+static uint64_t stored_run_end(const packed_read *read, size_t index, uint64_t begin,
+                               uint64_t end) {
+    const fsti_packed *packed = &read->file->packed;
+    const fsti_header *header = packed->header;
+    if (header == NULL || end != packed->tensors[index].stored_end) return end;
+    for (size_t i = index + 1; i < header->tensor_count; i++) {
+        const fsti_packed_tensor *tensor = &packed->tensors[i];
+        bool is_whole = header->data_begin + header->tensors[i].end <= read->end;
+        bool is_small = tensor->stored_end - tensor->stored_begin <= DIRECT_BYTES_MIN;
+        if (!is_whole || !is_small || tensor->stored_begin != end ||
+            tensor->stored_end > begin + GROUP_BYTES)
+            break;
+        end = tensor->stored_end;
+    }
+    return end;
+}
+
+/// Stored bytes are read, and verified, in whole pieces of this size.
+static uint64_t piece_bytes(const packed_read *read) {
+    const fsti_digest_list *digests = &read->file->digests;
+    return digests->kind != NULL ? digests->chunk_bytes : FSTI_IO_PAGE_BYTES;
+}
+
+/// Reads stored bytes [begin, end) to the workspace, which keeps those of them that it has.
+static fst_status fill_stored(const packed_read *read, uint64_t begin, uint64_t end) {
+    decode_workspace *workspace = read->workspace;
+    uint64_t room = fsti_align_up(end, FSTI_IO_PAGE_BYTES) - begin, kept = 0;
+    const char *first = find_stored(read, begin, begin + 1);
+    if (first != NULL && room <= workspace->memory->size_bytes) {
+        kept = fsti_align_down(workspace->stored_end - begin, piece_bytes(read));
+        memmove(workspace->stored, first, (size_t)kept);
+    }
+    workspace->stored_begin = workspace->stored_end = 0; // until all is read and verified
+    FST_TRY(grow_stored(workspace, room, read->error));
+    if (!read_direct(read, begin + kept, end, kept))
+        FST_TRY(read_exactly(read, begin + kept, end - begin - kept, workspace->stored + kept));
+    fsti_buffer_use(workspace->memory, end - begin); // the memory has pages now
+    const fsti_digest_list *digests = &read->file->digests;
+    uint64_t bad, start_ns = fsti_now_ns();
+    if (digests->kind != NULL &&
+        !fsti_digest_list_matches(digests, begin + kept, workspace->stored + kept,
+                                  end - begin - kept, &bad)) {
+        fsti_error_location location = {.file = fsti_file_path(read->file->stored),
+                                        .byte_offset = bad};
+        return fsti_error_set(read->error, FST_E_DIGEST, location,
+                              "stored bytes of a compressed file do not match their %s digest",
+                              digests->kind->name);
+    }
+    if (digests->kind != NULL) {
+        read->op->verified_bytes += end - begin - kept;
+        read->op->digest_ns += fsti_now_ns() - start_ns;
+    }
+    workspace->stored_file = read->file->number;
+    workspace->stored_begin = begin;
+    workspace->stored_end = end;
+    return FST_OK;
+}
+
+/// Provides the stored bytes [begin, end) of a tensor, and reads small ones that follow with them.
+/// With digests, whole digested pieces are read and verified. *out: the address of `begin`.
+static fst_status read_stored(const packed_read *read, size_t index, uint64_t begin, uint64_t end,
                               const char **out) {
     const fsti_digest_list *digests = &read->file->digests;
-    uint64_t from = begin, until = end, bad;
-    if (digests->kind != NULL) {
-        from = fsti_align_down(begin, digests->chunk_bytes);
-        until = fsti_min(fsti_align_up(end, digests->chunk_bytes), digests->file_bytes);
-    }
-    const char *stored = read_direct(read, from, until);
-    if (stored == NULL) {
-        FST_TRY(grow_stored(read->workspace, until - from, read->error));
-        FST_TRY(read_exactly(read, from, until - from, read->workspace->stored));
-        stored = read->workspace->stored;
-    }
-    fsti_buffer_use(read->workspace->memory, until - from); // the memory has pages now
-    *out = stored + (begin - from);
-    if (digests->kind == NULL ||
-        fsti_digest_list_matches(digests, from, stored, until - from, &bad))
-        return FST_OK;
-    fsti_error_location location = {.file = fsti_file_path(read->file->stored), .byte_offset = bad};
-    return fsti_error_set(read->error, FST_E_DIGEST, location,
-                          "stored bytes of a compressed file do not match their %s digest",
-                          digests->kind->name);
+    if ((*out = find_stored(read, begin, end)) != NULL) return FST_OK;
+    end = stored_run_end(read, index, begin, end);
+    bool has_pieces = digests->kind != NULL || bypasses_cache(read);
+    uint64_t from = has_pieces ? fsti_align_down(begin, piece_bytes(read)) : begin;
+    if (digests->kind != NULL)
+        end = fsti_min(fsti_align_up(end, piece_bytes(read)), digests->file_bytes);
+    FST_TRY(fill_stored(read, from, end));
+    *out = read->workspace->stored + (begin - from);
+    return FST_OK;
 }
 
 /// How much of `left` uncompressed bytes to read at once. Pieces read into the workspace end at
@@ -193,16 +264,16 @@ static uint64_t plain_piece(const packed_read *read, uint64_t begin, uint64_t le
 
 /// Reads uncompressed bytes directly to their destination, or through the workspace if they are
 /// verified or bypass the page cache.
-static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t size, char *target) {
+static fst_status read_plain(const packed_read *read, size_t index, uint64_t begin, uint64_t size,
+                             char *target) {
     bool has_digests = read->file->digests.kind != NULL;
     for (uint64_t done = 0, piece; done < size; done += piece) {
         uint64_t at = begin + done;
-        const char *bytes = NULL;
         piece = plain_piece(read, at, size - done);
-        if (has_digests)
-            FST_TRY(read_stored(read, at, at + piece, &bytes));
-        else if (piece >= DIRECT_BYTES_MIN)
-            bytes = read_direct(read, at, at + piece);
+        const char *bytes = find_stored(read, at, at + piece);
+        bool is_direct = piece >= DIRECT_BYTES_MIN && bypasses_cache(read);
+        if (bytes == NULL && (has_digests || is_direct))
+            FST_TRY(read_stored(read, index, at, at + piece, &bytes));
         if (bytes == NULL)
             FST_TRY(read_exactly(read, at, piece, target + done));
         else
@@ -313,7 +384,7 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
         while (until < end && chunk_end(&chunks[until]) - begin <= GROUP_BYTES) until++;
         uint64_t data_end = chunk_end(&chunks[until - 1]);
         uint64_t stored_end = until == tensor->chunk_count ? tensor->stored_end : data_end;
-        FST_TRY(read_stored(read, begin, stored_end, &stored));
+        FST_TRY(read_stored(read, part->index, begin, stored_end, &stored));
         FST_TRY(check_padding(read, part, stored + (data_end - begin), stored_end - data_end));
         for (; next < until; next++)
             FST_TRY(place_chunk(read, part, next, stored + (chunks[next].begin - begin)));
@@ -352,7 +423,7 @@ static fst_status read_bytes(const packed_read *read, uint64_t at, uint64_t end)
         if (size != 0) {
             read->op->decoded_bytes += size;
             uint64_t begin = packed->tensors[part.index].stored_begin + part.begin;
-            FST_TRY(read_plain(read, begin, size, target));
+            FST_TRY(read_plain(read, part.index, begin, size, target));
         } else {
             part.end = fsti_min(part.begin + (end - at), tensor->end - tensor->begin);
             size = part.end - part.begin;
@@ -380,6 +451,7 @@ static void read_original(void *context, fsti_io_op *op) {
     packed_read read = {.file = file,
                         .workspace = take_workspace(file, chunk_at(&file->packed, op->offset)),
                         .op = op,
+                        .end = end,
                         .error = op->error != NULL ? op->error : &error};
     fst_status status = FST_OK;
     if (read.workspace == NULL)
@@ -422,7 +494,7 @@ static fst_status read_directory(const packed_read *read, const fsti_header *hea
     if (read->file->digests.kind == NULL) {
         status = read_exactly(read, header->data_begin, size, copy);
     } else {
-        status = read_stored(read, header->data_begin, header->data_begin + size, &stored);
+        status = read_stored(read, 0, header->data_begin, header->data_begin + size, &stored);
         if (status == FST_OK) memcpy(copy, stored, (size_t)size);
     }
     if (status != FST_OK) {

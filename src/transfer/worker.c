@@ -227,6 +227,8 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.stored_bytes += block->read.stored_bytes;
     self->counts.decoded_bytes += block->read.decoded_bytes;
     self->counts.decode_ns += block->read.decode_ns;
+    self->counts.verified_bytes += block->read.verified_bytes;
+    self->counts.digest_ns += block->read.digest_ns;
     if (lane->engine->is_direct && !block->is_buffered)
         self->counts.bytes_direct += size;
     else if (leaves_cached(pipeline, lane, block))
