@@ -236,6 +236,7 @@ int cli_find_dtype(const char *name) {
 
 bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count) {
     for (size_t i = 0; i < glob_count; i++)
-        if (fnmatch(globs[i], info->name, 0) == 0) return true;
+        if (strlen(info->name) == info->name_size && fnmatch(globs[i], info->name, 0) == 0)
+            return true;
     return glob_count == 0;
 }

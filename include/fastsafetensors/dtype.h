@@ -56,8 +56,9 @@ FST_API FST_NODISCARD fst_status fst_dtype_from_name(const char *name, size_t na
                                                      fst_dtype *out, fst_error *error);
 
 /// Returns 1 if a load can convert `from` to `to` (fst_load_options.convert): a float type to any
-/// float type, rounding to nearest even; an integer type to a wider one that holds every value; and
-/// every type to itself. Returns 0 otherwise; a load leaves such tensors unchanged.
+/// float type, rounding to nearest even (F64 to F32 first, as torch does); an integer type to a
+/// wider one that holds every value; and every type to itself. Returns 0 otherwise; a load leaves
+/// such tensors unchanged.
 FST_API int fst_dtype_convertible(fst_dtype from, fst_dtype to);
 
 /// Computes the bytes of a packed tensor. `shape` has `rank` element counts and may be NULL for

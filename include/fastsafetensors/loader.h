@@ -164,7 +164,8 @@ typedef struct fst_load_options {
     /// fst_loader_open() only.
     const fst_part *parts;
     size_t part_count;
-    const char *const *globs; ///< shell patterns (* ? [abc]) for whole names
+    const char *const *globs; ///< shell patterns (* ? [abc]) for whole names; a name with a NUL
+                              ///< byte matches none
     size_t glob_count;
     fst_tensor_predicate predicate;
     void *predicate_context;

@@ -128,8 +128,8 @@ def load_file(
         filter: name -> whether to load it.
         dtype: convert to this dtype while loading: a torch dtype, its name ("bfloat16"), the
             format's ("BF16"), or None and "auto" for the file's. Floats are converted to any float
-            type (rounding to nearest even), integers to wider ones. A float dtype leaves other
-            tensors unchanged; an unsupported conversion is an error.
+            type (rounding to nearest even, F64 to F32 first), integers to wider ones. A float dtype
+            leaves other tensors unchanged; an unsupported conversion is an error.
         backend: the safetensors package's name for mode: "mmap" is "auto", "pread" is "load".
         mode: "load" reads into owned memory; "map" returns views of the file (writes are private);
             "auto" returns views if the request allows it, and loads otherwise.

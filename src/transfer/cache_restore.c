@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Restores the page cache after reads: notes which pages of a chunk are cached before it is read, and
-/// drops the others afterwards.
+/// Restores the page cache after reads: notes which pages of a chunk are cached before it is read,
+/// and drops the others afterwards.
 #include "sink.h"
 
 /// Pages covered by one 64-bit word of a chunk's bitmap.

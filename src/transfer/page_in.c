@@ -24,7 +24,10 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end
         const fsti_plan_chunk *range = &plan->chunks[chunk];
         status = fsti_stream_read(stream, range->begin, range->end, &counts->read_count, error);
         counts->read_ns += fsti_now_ns() - start_ns;
-        if (status == FST_OK && returns) fsti_pipeline_return_read(pipeline, chunk);
+        if (status != FST_OK || !returns) continue;
+        // Statistics are final when the last chunk is copied, perhaps by another thread.
+        fsti_pipeline_count(pipeline, counts);
+        fsti_pipeline_return_read(pipeline, chunk);
     }
     fsti_stream_close(stream);
     return status;

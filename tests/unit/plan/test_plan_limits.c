@@ -15,12 +15,13 @@ TEST(selection)
     fsti_plan_selection any = {0}, by_glob = {.globs = globs, .glob_count = 2};
     fsti_plan_selection by_both = {
         .globs = globs, .glob_count = 2, .predicate = keeps_large, .predicate_context = &limit};
-    fst_tensor_info weight = {.struct_size = sizeof weight, .name = "a.b.weight", .size_bytes = 9};
-    fst_tensor_info head = {.struct_size = sizeof head, .name = "head2.x", .size_bytes = 10};
-    fst_tensor_info other = {.struct_size = sizeof other, .name = "head3.x", .size_bytes = 10};
+    fst_tensor_info weight = {.name = "a.b.weight", .name_size = 10, .size_bytes = 9};
+    fst_tensor_info head = {.name = "head2.x", .name_size = 7, .size_bytes = 10};
+    fst_tensor_info other = {.name = "head3.x", .name_size = 7, .size_bytes = 10};
+    fst_tensor_info longer = {.name = "head2.x\0y", .name_size = 9, .size_bytes = 10};
     CHECK(fsti_plan_selects(&any, &other));
     CHECK(fsti_plan_selects(&by_glob, &weight) && fsti_plan_selects(&by_glob, &head));
-    CHECK(!fsti_plan_selects(&by_glob, &other));
+    CHECK(!fsti_plan_selects(&by_glob, &other) && !fsti_plan_selects(&by_glob, &longer));
     CHECK(!fsti_plan_selects(&by_both, &weight) && fsti_plan_selects(&by_both, &head));
 }
 
