@@ -275,7 +275,7 @@ const cli_command convert_command = {
         "Write a model as one file, converted, aligned, compressed or in another order. It\n"
         "needs at most 256 MiB of memory. SOURCE may also be a torch.save file; torch's\n"
         "restricted unpickler (weights_only) reads it, in the Python next to this command or\n"
-        "the first python3 of PATH.\n"
+        "the first python3 of PATH. Tied tensors are saved once, as by save_model().\n"
         "\n"
         "--alignment puts tensors whose size is a multiple of SIZE first and a padding tensor of\n"
         "zeros behind each of the others except the last, because the format allows no gaps.\n"

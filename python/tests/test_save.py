@@ -211,6 +211,15 @@ def test_file_mode_and_links(tmp_path, torch):
     assert fastsafetensors.torch.load_file(path)["a"].shape == (3,)
 
 
+def test_an_open_file_without_a_name_is_not_replaced(tmp_path):
+    """The text of such a link in /proc is no path: a file of that name would be made."""
+    fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR, 0o600)
+    with pytest.raises(SafetensorError, match="file without a name"):
+        fastsafetensors.numpy.save_file({"a": np.ones(4)}, f"/proc/self/fd/{fd}")
+    os.close(fd)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_progress_and_interrupt(tmp_path, torch):
     path = tmp_path / "m"
     tensors = {f"t{i}": torch.ones(1 << 20) for i in range(16)}

@@ -29,8 +29,9 @@ def test_torch_files(convert, tmp_path, torch):
     state = {"a": tied, "tied": tied, "turned": tied.t(), "ids": torch.arange(3)}
     for nested in (state, {"state_dict": state, "epoch": 3}):
         torch.save(nested, tmp_path / "old.pt")
-        out, _ = convert("--dtype", "BF16", tmp_path / "old.pt", tmp_path / "new")
+        out, err = convert("--dtype", "BF16", tmp_path / "old.pt", tmp_path / "new")
         assert "tensors" in out
+        assert "tied tensors are saved once, without tied (the same as a)" in err
         loaded = load_file(tmp_path / "new")
         assert torch.equal(loaded["a"], tied.bfloat16())
         assert loaded["ids"].dtype == torch.int64

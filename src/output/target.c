@@ -67,15 +67,29 @@ fst_status fsti_path_link(const char *path, char **next, fst_error *error) {
     return *next == NULL ? fsti_error_memory(error, sizeof link) : FST_OK;
 }
 
+/// Refuses a link to an open file that has no name, such as /proc/self/fd/3 of a deleted one: its
+/// text is no path.
+static fst_status check_name(const char *path, fst_error *error) {
+    struct stat info;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink > 0) return FST_OK;
+    return fsti_error_set(error, FST_E_NOT_REGULAR, location,
+                          "the link leads to an open file without a name, which can't be replaced");
+}
+
 /// Replaces *path by its target while it is a symbolic link.
 static fst_status follow_links(char **path, fst_error *error) {
     for (unsigned depth = 0;; depth++) {
         char *next;
         FST_TRY(fsti_path_link(*path, &next, error));
         if (next == NULL) return FST_OK;
-        if (depth == LINK_COUNT_MAX) {
+        fst_status status = depth == LINK_COUNT_MAX
+                                ? fsti_error_errno(error, ELOOP, *path, "following links")
+                                : check_name(*path, error);
+        if (status != FST_OK) {
             fsti_free(next);
-            return fsti_error_errno(error, ELOOP, *path, "following links");
+            return status;
         }
         fsti_free(*path);
         *path = next;

@@ -21,10 +21,15 @@ typedef struct header_edit {
 /// The metadata key of a tensor's embedded digest: this and the tensor's name.
 #define DIGEST_KEY "digest.tensor."
 
-static fst_status refuse(const char *path, const char *why, fst_error *error) {
+static fst_status refuse_as(fst_status status, const char *path, const char *why,
+                            fst_error *error) {
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = path;
-    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
+    return fsti_error_set(error, status, location, "%s", why);
+}
+
+static fst_status refuse(const char *path, const char *why, fst_error *error) {
+    return refuse_as(FST_E_ARGUMENT, path, why, error);
 }
 
 // ---- the new header ----
@@ -229,8 +234,9 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
         return refuse(path, "a sharded model. Edit one of its files", error);
     fsti_model_file_info(edit->model, 0, &edit->file);
     if (edit->model->files[0].packed != NULL)
-        return refuse(path, "a compressed file. Decompress it, edit the result, and compress that",
-                      error);
+        return refuse_as(FST_E_UNSUPPORTED, path,
+                         "a compressed file. Decompress it, edit the result, and compress that",
+                         error);
     if (options->rename_count > 0) FST_TRY(check_index(edit, target, error));
     if (target == NULL) target = edit->file.path;
     FST_TRY(describe_tensors(edit, options, error));

@@ -148,6 +148,9 @@ def convert_file(source: str, target: str, options: Options) -> dict[str, Any]:
     if options.dtype and not converted and not options.as_json:
         _say(f"warning: --dtype {options.dtype} has no effect: no tensor can be converted to it "
              "(floats convert to floats, integers to wider integers)")
+    if tied and not options.as_json:
+        shown = ", ".join(f"{name} (the same as {owner})" for name, owner in sorted(tied.items()))
+        _say(f"note: tied tensors are saved once, without {shown}: load_model() ties them again")
     answer = {"target": target, "tensors": len(written), "converted": converted, "files": 1}
     if options.dry_run:
         tensor_bytes = sum(tensor.nbytes for tensor in written.values())
