@@ -175,9 +175,8 @@ static int check_rescue(rewrite_request *request, const fst_model *model) {
                          source);
     find_loss(source, &request->loss);
     if (!cli_wants_json())
-        cli_print_note("%s", request->loss.message[0] == '\0'
-                                 ? "the file is complete: all of its tensors are copied"
-                                 : request->loss.message);
+        cli_print_note("%s", request->loss.message[0] == '\0' ? "the file is complete"
+                                                              : request->loss.message);
     // If no tensor is complete, do not replace an existing target.
     if (fst_model_tensor_count(model) > 0) return EXIT_OK;
     return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor is complete. Nothing is written");

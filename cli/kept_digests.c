@@ -53,9 +53,8 @@ static void drop_all(kept_digests *digests) {
         if (!begins_with(&digests->entries[i], DIGEST_KEY))
             digests->entries[kept++] = digests->entries[i];
     digests->entry_count = kept;
-    fprintf(stderr,
-            "warning: the embedded digests are removed, because they describe the old tensors. "
-            "'hash --embed' writes new ones\n");
+    cli_print_note("warning: the embedded digests are removed, because they describe the old "
+                   "tensors. 'hash --embed' writes new ones");
 }
 
 bool cli_digests_select(kept_digests *digests) {

@@ -275,10 +275,11 @@ typedef struct fst_edit_options {
 /// "kernel" or "buffered".
 ///
 /// FST_E_TENSOR_NOT_FOUND: a name that no tensor has. FST_E_UNSUPPORTED: a compressed file.
-/// FST_E_ARGUMENT: `path` is a set of files (edit one of them), a tensor gets two new names, or a tensor would be renamed although an index
-/// in the file's folder or in the folder above it refers to the file. FST_E_FILE_CHANGED: another
-/// program has replaced the file or written to it meanwhile. Concurrent edits wait for each other
-/// with a lock (flock) on the folder, where that is possible; FST_E_TIMEOUT after half a minute.
+/// FST_E_ARGUMENT: `path` is a set of files (edit one of them), a tensor gets two new names, or a
+/// tensor would be renamed although an index in the file's folder or in the folder above it refers
+/// to the file. FST_E_FILE_CHANGED: another program has replaced the file or written to it
+/// meanwhile. Concurrent edits wait for each other with a lock (flock) on the folder, where that is
+/// possible; FST_E_TIMEOUT after half a minute.
 /// Not detected: stores through a shared mapping before msync(), and a program without the lock
 /// that replaces the file in the instant before the edit does; fst_save() of one file takes no
 /// lock.

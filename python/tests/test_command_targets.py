@@ -59,7 +59,7 @@ def test_split_makes_its_folder_and_refuses_a_file(path, run, tmp_path):
 
 def test_a_whole_file_is_rescued_as_a_copy(path, run, tmp_path):
     code, _, errors = run("rescue", path, "copy")
-    assert code == 0 and "the file is complete: all of its tensors are copied" in errors
+    assert code == 0 and "the file is complete" in errors
     assert load_file(tmp_path / "copy").keys() == load_file(path).keys()
 
 

@@ -273,7 +273,7 @@ static http_verdict evaluate_body(const http_response *answer, const response_ex
 /// 200 returns the complete object: correct if it was requested completely and is small.
 static http_verdict evaluate_complete(const http_response *answer,
                                       const response_expectation *expected, const char **why) {
-    *why = "the server does not support range requests (it responds with status 200)";
+    *why = "the server does not support range requests";
     bool is_whole = expected->is_first && expected->begin == 0 &&
                     answer->length_bytes <= expected->end && !answer->is_encoded &&
                     !answer->is_multipart;
@@ -315,9 +315,9 @@ http_verdict fsti_response_evaluate(const http_response *answer,
     case 407: return HTTP_FORBIDDEN;
     case 404:
     case 410: return HTTP_NOT_FOUND;
-    case 412: *why = "the object was replaced (status 412)"; return HTTP_CHANGED;
+    case 412: *why = "the object was replaced"; return HTTP_CHANGED;
     case 416:
-        *why = "the object became smaller (status 416)";
+        *why = "the object became smaller";
         return expected->required != NULL && expected->required->is_set ? HTTP_CHANGED
                                                                         : HTTP_REFUSED;
     case 429:

@@ -23,8 +23,7 @@
 
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
-    const char *kind = S_ISDIR(info->st_mode)
-                           ? "a folder can't be in a list of files. Open it alone"
+    const char *kind = S_ISDIR(info->st_mode) ? "a folder (to load its model, give its path alone)"
                        : S_ISFIFO(info->st_mode) ? "a FIFO"
                        : S_ISSOCK(info->st_mode) ? "a socket"
                                                  : "a device";

@@ -67,8 +67,8 @@ fst_status fsti_path_link(const char *path, char **next, fst_error *error) {
     return *next == NULL ? fsti_error_memory(error, sizeof link) : FST_OK;
 }
 
-/// Refuses a link to an open file that has no name, such as /proc/self/fd/3 of a deleted one: its
-/// text is no path.
+/// Refuses a link to an open file that has no name, such as /proc/self/fd/3 of a deleted one: the
+/// link's text cannot be used as a path.
 static fst_status check_name(const char *path, fst_error *error) {
     struct stat info;
     fsti_error_location location = FSTI_NO_LOCATION;

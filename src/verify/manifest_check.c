@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Verifies a folder against a manifest: reads all files and reports every difference.
+#include <errno.h>
 #include <limits.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "folder_files.h"
 #include "format/format.h"
@@ -170,6 +172,8 @@ static fst_status check_other(const model_verification *found, const char *path,
     if (fsti_sums_is_list(found->path))
         return fsti_sums_check(path, found->path, listener, stats, error);
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (!fsti_location_looks_like_url(path) && access(path, F_OK) != 0)
+        return fsti_error_errno(error, errno, path, "looking for the model");
     return fsti_error_set(error, FST_E_NOT_FOUND, location,
                           "no manifest or checksum list was found. Create a manifest with "
                           "'fastsafetensors hash --manifest'");
