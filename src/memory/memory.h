@@ -83,7 +83,10 @@ void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes);
 /// Chooses the page size of a fresh arena: now if it is urgent, else when the first pages are
 /// prefaulted.
 void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent);
-/// Whether a fresh arena gets small pages from now on, because huge ones are slow.
+/// Chooses it before the first bytes are written, unless that was done. `takes_small`: small pages,
+/// without a measurement.
+void fsti_buffer_choose_late(fsti_buffer *buffer, bool takes_small);
+/// Whether a fresh arena gets small pages from now on.
 bool fsti_buffer_has_small_pages(fsti_buffer *buffer);
 /// Prefaults [data + begin, data + end). If huge pages have become slow, the rest of the buffer
 /// gets small ones.

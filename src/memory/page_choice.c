@@ -137,6 +137,16 @@ void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent) {
         atomic_store(&buffer->pages, FSTI_PAGES_UNCHOSEN);
 }
 
+void fsti_buffer_choose_late(fsti_buffer *buffer, bool takes_small) {
+    int unchosen = FSTI_PAGES_UNCHOSEN,
+        chosen = takes_small ? FSTI_PAGES_SMALL : FSTI_PAGES_UNCHANGED;
+    if (!atomic_compare_exchange_strong(&buffer->pages, &unchosen, chosen)) return;
+    if (takes_small)
+        madvise(buffer->data, buffer->size_bytes, MADV_NOHUGEPAGE);
+    else
+        choose_now(buffer);
+}
+
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     if (atomic_load(&buffer->fill_fd) >= 0) return; // the fill creates its pages
     // Several threads may populate parts of a new buffer. The exchange lets exactly one of them

@@ -137,7 +137,11 @@ static fst_status make_own_buffer(fsti_pipeline *pipeline, const fsti_plan_batch
     // Existing pages cannot be moved.
     if (!(*out)->is_fresh) return FST_OK;
     memory->is_placed = fsti_numa_set_policy((*out)->data, (*out)->size_bytes, job->numa);
-    fsti_buffer_choose_pages(*out, !is_remote_batch(pipeline, batch));
+    // A small load's sink may choose without a measurement, when the batch begins.
+    bool is_small = job->plan->bytes_requested <= FSTI_UNMEASURED_LOAD_BYTES;
+    bool waits =
+        is_remote_batch(pipeline, batch) || (is_small && pipeline->sink->begin_batch != NULL);
+    fsti_buffer_choose_pages(*out, !waits);
     return FST_OK;
 }
 

@@ -29,6 +29,9 @@ typedef struct sink_block {
     bool is_mapped; ///< in a mapping, so reading them may fail
 } sink_block;
 
+/// Measuring the page size would take as long as loads of at most this size.
+#define FSTI_UNMEASURED_LOAD_BYTES ((uint64_t)64 << 20)
+
 struct fsti_sink {
     bool is_view;   ///< needs no memory; resident chunks are complete
     bool has_slots; ///< its targets accept every read, so workers need no slots

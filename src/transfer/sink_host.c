@@ -37,15 +37,23 @@ static uint64_t count_pieces(const fsti_pipeline *pipeline, const fsti_plan_batc
 }
 
 /// Begins a fill of a batch's memory if that is faster: for small pages and bytes that are copied
-/// from mappings.
+/// from mappings. In a small load such bytes get small pages at once.
 static void begin_fill(fsti_pipeline *pipeline, uint32_t batch) {
     const fsti_plan_batch *part = &pipeline->job.plan->batches[batch];
     fsti_buffer *buffer = pipeline->batches[batch].buffer;
-    if (buffer == NULL || !buffer->is_fresh || !fsti_buffer_has_small_pages(buffer)) return;
+    // For bytes from a network, pages are chosen when the first ones have arrived.
+    if (buffer == NULL || !buffer->is_fresh ||
+        fsti_pipeline_engine(pipeline, part->chunk_first)->is_network)
+        return;
+    bool is_small = pipeline->job.plan->bytes_requested <= FSTI_UNMEASURED_LOAD_BYTES;
     uint64_t pieces = count_pieces(pipeline, part);
-    if (pieces == 0 || part->buffer_bytes / pieces < FILL_RUN_BYTES_MIN) return;
-    if (pipeline->fill_fd < 0) pipeline->fill_fd = fsti_fill_open();
-    fsti_buffer_begin_fill(buffer, pipeline->fill_fd);
+    bool may_fill = pieces > 0 && part->buffer_bytes / pieces >= FILL_RUN_BYTES_MIN &&
+                    (is_small || fsti_buffer_has_small_pages(buffer));
+    if (may_fill && pipeline->fill_fd < 0) pipeline->fill_fd = fsti_fill_open();
+    may_fill = may_fill && pipeline->fill_fd >= 0;
+    fsti_buffer_choose_late(buffer, may_fill);
+    if (may_fill && fsti_buffer_has_small_pages(buffer))
+        fsti_buffer_begin_fill(buffer, pipeline->fill_fd);
 }
 
 fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,

@@ -69,6 +69,52 @@ TEST(a_load_creates_its_pages_with_their_bytes)
     finish();
 }
 
+static atomic_uint measure_count;
+
+static uint64_t count_measures(char *data, bool is_huge) {
+    (void)data;
+    atomic_fetch_add(&measure_count, 1);
+    return is_huge ? 1000 : 4000; // huge pages are faster
+}
+
+/// Whether few bytes of a load were filled, and whether pages were measured.
+static void load_small(bool is_cached, bool *is_filled, bool *is_measured) {
+    fst_loader *loader;
+    const char *path = fixture_tensors("small", 3, BYTES);
+    if (!is_cached) fixture_evict(path);
+    fsti_pages_fake(count_measures);
+    fill_created_bytes = 0;
+    measure_count = 0;
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    options.mode = FST_MODE_LOAD;
+    options.cache = is_cached ? FST_CACHE_AUTO : FST_CACHE_BYPASS;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK(fixture_is_loaded(loader, 3, BYTES));
+    fst_loader_close(loader);
+    fst_model_close(model);
+    *is_filled = fill_created_bytes > 2 * BYTES;
+    *is_measured = measure_count > 0;
+}
+
+/// A measurement may take as long as they do.
+TEST(small_loads_of_cached_files_are_filled_without_a_measurement)
+{
+    bool is_filled, is_measured;
+    (void)make_model();
+    if (!has_fills()) SKIP("the system refuses userfaultfd(2)");
+    load_small(true, &is_filled, &is_measured);
+    CHECK(is_filled && !is_measured);
+    fill_is_refused = true;
+    load_small(true, &is_filled, &is_measured);
+    CHECK(!is_filled && is_measured);
+    fill_is_refused = false;
+    load_small(false, &is_filled, &is_measured); // read directly to its place, if it is not cached
+    CHECK(is_filled != is_measured);
+    finish();
+}
+
 /// When it is complete; before its loader is closed.
 TEST(a_complete_load_has_no_fill)
 {
