@@ -163,7 +163,7 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
         ("1 GiB in four files", ("Views", "disk", "4 shards", 0)),
         ("with 128 KiB of readahead: 1 GiB", ("Views", "readahead 128K", "1 GiB", 0)),
         ("in four files", ("Views", "readahead 128K", "4 shards", 0))]),
-    ("memory-mapped, in the page cache or elsewhere", [
+    ("memory-mapped, other cases", [
         ("1 GiB that another program has read, every byte read", "1 GiB hot, every byte read"),
         ("1 GiB on FUSE", ("Views", "fuse", "1 GiB", 0)),
         ("1 GiB on FUSE, started again", ("Views", "fuse", "1 GiB", 1)),
@@ -192,9 +192,6 @@ def small_gains(rows: dict[Any, Row]) -> str:
     if cells:
         first, *rest = wrap(f"fastsafetensors 0.5 is faster: {'; '.join(cells)}", 106).split("\n")
         lines += [f"- {first}", *(f"  {line}" for line in rest)]
-    # Of docs/history/memory-taken-back-2026-11-30.md, which the tables do not show.
-    lines += ["- memory-mapped, from disk, right after programs have freed most of a VM's memory:",
-              "  1 GiB (0.72x in a series of 30 November)"]
     return "\n".join(lines)
 
 
