@@ -18,7 +18,7 @@ from .._torch.torch_installed import torch
 from .._torch.torch_state import dtype_name
 from .._torch.torch_tensors import make_item
 from .lazy_dtypes import Reads
-from .lazy_reads import Bounds, Stored
+from .lazy_reads import Bounds, ReadResult, Stored
 from .lazy_tensor import LazyTensor, make_lazy
 from .view_geometry import View
 
@@ -60,11 +60,12 @@ class ConvertedReads:
 
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
-    ) -> tuple[Any, int | None, bool]:
+    ) -> ReadResult:
         """Return a slice unchanged. Its memory belongs to the reader."""
         if bounds[1] == stored.shape and not any(bounds[0]):
-            return self._file._read_whole(stored.index, stored.name), None, False
-        return self._file.get_slice(stored.name)[tuple(map(slice, *bounds))], None, False
+            return ReadResult(self._file._read_whole(stored.index, stored.name), None, False)
+        part = self._file.get_slice(stored.name)[tuple(map(slice, *bounds))]
+        return ReadResult(part, None, False)
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
         """Return a whole tensor converted to another float dtype; None: leave it to torch."""

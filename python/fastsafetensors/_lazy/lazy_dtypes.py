@@ -8,7 +8,7 @@ from operator import mul, sub
 from typing import Any, Protocol
 
 from .._torch.torch_installed import torch
-from .lazy_reads import Bounds, Stored
+from .lazy_reads import Bounds, ReadResult, Stored
 from .view_geometry import packed_strides
 
 
@@ -20,11 +20,8 @@ class Reads(Protocol):
 
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
-    ) -> tuple[Any, int | None, bool]:
-        """Return (plain tensor, offset of the stored tensor in it, whether its memory is shared).
-
-        Offset None: it is the slice. to_copy: only used for a copy, so it may be reused.
-        """
+    ) -> ReadResult:
+        """Read a slice. to_copy: only used for a copy, so its memory may be reused."""
         ...
 
     def convert(self, stored: Stored, view: Any, dtype: Any) -> Any:
@@ -76,14 +73,14 @@ class _ReinterpretedReads:
 
     def read(
         self, stored: Any, bounds: Bounds, to_copy: bool = False
-    ) -> tuple[Any, int | None, bool]:
+    ) -> ReadResult:
         """Return (plain tensor, offset or None, whether its memory is shared), as other reads."""
         base, old, new = stored.base, stored.base.element_bytes, stored.element_bytes
         (begin, end), skipped = stored.cover(bounds)
         data, offset, is_shared = self._reads.read(base, (begin, end), to_copy)
         if offset is not None and offset * old % new == 0:
             whole = data.as_strided((prod(base.shape),), (1,), offset).view(stored.dtype)
-            return whole, int(whole.storage_offset()), is_shared
+            return ReadResult(whole, int(whole.storage_offset()), is_shared)
         if offset is not None:
             data = data.as_strided(tuple(map(sub, end, begin)), base.pitches,
                                    offset + sum(map(mul, begin, base.pitches)))
@@ -92,7 +89,7 @@ class _ReinterpretedReads:
         rows = rows.narrow(-1, skipped, sizes[-1] * new)
         if rows.storage_offset() % new or not rows.is_contiguous():
             rows = rows.clone(memory_format=torch.contiguous_format)
-        return rows.view(stored.dtype), None, is_shared
+        return ReadResult(rows.view(stored.dtype), None, is_shared)
 
     def convert(self, stored: Stored, view: Any, dtype: Any) -> Any:
         """Leave conversion to torch."""

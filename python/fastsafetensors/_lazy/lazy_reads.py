@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 from operator import mul, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base.errors import add_location
 from .._core import Loader, Model, Tensor, error_class
@@ -43,6 +43,15 @@ Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 # Slices taken of a layer's tensor: {name without its layer, dtype, shape: slices}. The slices are
 # keys, in the order of use.
 Habits = dict[tuple[str, str, tuple[int, ...]], dict[Bounds, None]]
+
+
+class ReadResult(NamedTuple):
+    """A slice of a stored tensor that was read."""
+
+    tensor: Any  # plain
+    # Of the stored tensor in `tensor`, in elements; None: `tensor` is the packed slice.
+    offset: int | None
+    is_shared: bool  # writing to its memory changes what others read
 
 
 class Stored:
@@ -157,12 +166,8 @@ class LazyReads:
 
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
-    ) -> tuple[Any, int | None, bool]:
-        """Return (tensor, offset of the stored tensor in it, whether its memory is shared).
-
-        It is a plain tensor: of the file's elements, including the stored tensor, or (offset None)
-        the packed slice. Writing to shared memory changes what others read. Raises a load's errors
-        with file, tensor and rank.
+    ) -> ReadResult:
+        """Read a slice. Raises a load's errors with file, tensor and rank.
 
         Private memory that a caller copies from is kept until something else is read, because an
         expert with several places on a rank is copied several times.
@@ -175,7 +180,7 @@ class LazyReads:
 
     def _read(
         self, stored: Stored, bounds: Bounds, to_copy: bool
-    ) -> tuple[Any, int | None, bool]:
+    ) -> ReadResult:
         size = stored.size_of(bounds)
         if not self._shares:
             kept = self._reuse_kept(stored, bounds, size)
@@ -192,7 +197,7 @@ class LazyReads:
             else:
                 found = self._find_absent(stored, bounds)
         if resident is not None:
-            return (*resident, True)
+            return ReadResult(*resident, True)
         tensor = None
         if found is not None:
             try:
@@ -205,14 +210,14 @@ class LazyReads:
         if tensor is None:
             tensor = self._read_alone(stored, bounds, size)
         if not to_copy or self._shares:
-            return tensor, None, self._shares
+            return ReadResult(tensor, None, self._shares)
         with self._lock:
             self._kept = (stored, bounds, tensor)
-        return tensor, None, True
+        return ReadResult(tensor, None, True)
 
     def _reuse_kept(
         self, stored: Stored, bounds: Bounds, size: int
-    ) -> tuple[Any, int | None, bool] | None:
+    ) -> ReadResult | None:
         """Return the slice that was copied last; drop it if it is another one."""
         with self._lock:
             if self._kept is None:
@@ -221,7 +226,8 @@ class LazyReads:
             is_whole = box[1] == stored.shape and not any(box[0])
             if last is stored and (box == bounds or is_whole):
                 self.bytes_needed += size
-                return tensor, int(tensor.storage_offset()) if is_whole else None, True
+                offset = int(tensor.storage_offset()) if is_whole else None
+                return ReadResult(tensor, offset, True)
             self._kept = None  # free it before allocating the next one
             return None
 

@@ -510,6 +510,7 @@ def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _identity(func: Any, args: Any, kwargs: Any) -> Any:
+    """Like _attribute(), also once the tensor has changed."""
     with _plainly():
         return func(*args, **kwargs)
 
@@ -584,10 +585,10 @@ _HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_requires_grad  # noq
 _VIEW_MAKERS = {
     handler for names, handler in _TABLE
     if handler not in (_attribute, _identity, _of_data, _set_gradient, _self_if_unchanged, _same,
-                       _as_strided, _type, _self_if_packed, _without_bytes, _set_requires_grad)
+                       _as_strided, _type, _self_if_packed, _without_bytes)
 }
 _OF_CHANGED = {handler for _, handler in _TABLE if handler not in (
-    _identity, _set_gradient, _same, _set_requires_grad)}
+    _identity, _set_gradient, _same)}
 _NONE: set[_Handler] = set()
 _COPY = _torch.ops.aten.copy_.default
 _ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}

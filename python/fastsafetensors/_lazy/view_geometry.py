@@ -44,11 +44,6 @@ def packed_strides(sizes: Sequence[int]) -> Sizes:
     return tuple(reversed(strides))
 
 
-def whole(sizes: Sequence[int]) -> View:
-    """The view of the whole tensor."""
-    return View(tuple(sizes), packed_strides(sizes), 0)
-
-
 def narrow(view: View, dim: int, start: int, length: int) -> View | None:
     """Elements start to start + length of a dimension; None: leave it to torch."""
     rank = len(view.sizes)
