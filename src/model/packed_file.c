@@ -13,19 +13,26 @@
 /// pages and a tensor's end they fit in a huge page.
 #define GROUP_BYTES (((uint64_t)2 << 20) - 3 * FSTI_IO_PAGE_BYTES)
 #define NO_CHUNK UINT64_MAX
-/// Uncompressed tensors smaller than this are read through the page cache.
-#define DIRECT_BYTES_MIN ((uint64_t)256 << 10)
+/// Tensors of at most this size are small: several are read together.
+#define SMALL_BYTES_MAX ((uint64_t)256 << 10)
+
+/// Stored bytes [begin, end) of a file, verified if it has digests. None if they are equal.
+typedef struct stored_range {
+    fsti_buffer *memory; ///< contains `bytes`
+    char *bytes;
+    uint64_t file; ///< number of its packed_file
+    uint64_t begin, end;
+} stored_range;
 
 /// Decoder memory of one thread.
 typedef struct decode_workspace {
     fsti_decoder *decoder;
-    fsti_buffer *memory; ///< contains `stored`
-    char *stored;
-    uint64_t stored_file;              ///< number of the packed_file whose bytes `stored` has
-    uint64_t stored_begin, stored_end; ///< which bytes; none if equal. Verified, if it has digests
-    char *tail;                        ///< the decoded chunk in which a read ended
-    uint64_t tail_file;                ///< number of its packed_file
-    uint64_t tail_chunk;               ///< its chunk; NO_CHUNK: none
+    /// `small` is for small uncompressed tensors, which lie elsewhere in the file than the
+    /// compressed ones between which they are read.
+    stored_range main, small;
+    char *tail;          ///< the decoded chunk in which a read ended
+    uint64_t tail_file;  ///< number of its packed_file
+    uint64_t tail_chunk; ///< its chunk; NO_CHUNK: none
     struct decode_workspace *next;
 } decode_workspace;
 #define TAIL_BYTES ((size_t)1 << FSTI_CHUNK_LOG_MAX)
@@ -58,7 +65,8 @@ typedef struct packed_read {
 
 static void free_workspace(decode_workspace *workspace) {
     fsti_decoder_close(workspace->decoder);
-    fsti_buffer_unref(workspace->memory);
+    fsti_buffer_unref(workspace->main.memory);
+    fsti_buffer_unref(workspace->small.memory);
     fsti_free(workspace->tail);
     fsti_free(workspace);
 }
@@ -84,8 +92,8 @@ static int rate_workspace(const decode_workspace *workspace, const packed_file *
     if (chunk == NO_CHUNK) return 0;
     if (workspace->tail_file == file->number && workspace->tail_chunk == chunk) return 2;
     uint64_t at = file->packed.chunks[chunk].begin;
-    return workspace->stored_file == file->number && workspace->stored_begin <= at &&
-           at < workspace->stored_end;
+    const stored_range *range = &workspace->main;
+    return range->file == file->number && range->begin <= at && at < range->end;
 }
 
 /// Takes a workspace for a read that starts in `chunk`: the free one that has most of it, else a
@@ -111,26 +119,29 @@ static void return_workspace(decode_workspace *workspace) {
     pthread_mutex_unlock(&workspaces_lock);
 }
 
-/// Makes sure that `stored` has `size` bytes. In huge pages, because disks split reads into small
-/// pages, at half the speed.
-static fst_status grow_stored(decode_workspace *workspace, uint64_t size, fst_error *error) {
-    if (workspace->stored != NULL && size <= workspace->memory->size_bytes) return FST_OK;
-    fsti_buffer_unref(workspace->memory);
-    workspace->memory = NULL;
-    workspace->stored = NULL;
-    workspace->stored_begin = workspace->stored_end = 0;
+/// Makes sure that a range has memory for `size` bytes. In huge pages, because disks split reads
+/// into small pages, at half the speed.
+static fst_status grow_range(stored_range *range, uint64_t size, fst_error *error) {
+    if (range->memory != NULL && size <= range->memory->size_bytes) return FST_OK;
+    fsti_buffer_unref(range->memory);
+    *range = (stored_range){.memory = NULL};
     if (size > FSTI_HUGE_PAGE_BYTES / 4) size = fsti_align_up(size, FSTI_HUGE_PAGE_BYTES);
-    FST_TRY(fsti_buffer_arena(size, &workspace->memory, error));
-    if (workspace->memory == NULL) return FST_E_NO_MEMORY; // cannot happen; for static analyzers
-    workspace->stored = workspace->memory->data;
+    FST_TRY(fsti_buffer_arena(size, &range->memory, error));
+    if (range->memory == NULL) return FST_E_NO_MEMORY; // cannot happen; for static analyzers
+    range->bytes = range->memory->data;
     return FST_OK;
 }
 
 /// The memory that one workspace may use.
 static uint64_t workspace_bytes(const packed_file *file) {
-    uint64_t group = GROUP_BYTES;
-    if (file->digests.kind != NULL) group += 2 * (uint64_t)file->digests.chunk_bytes;
-    return fsti_align_up(group, FSTI_HUGE_PAGE_BYTES) + TAIL_BYTES + fsti_decoder_bytes();
+    uint64_t main = GROUP_BYTES, small = SMALL_BYTES_MAX + FSTI_IO_PAGE_BYTES;
+    if (file->digests.kind != NULL) { // with the rest of the first and last pieces
+        uint64_t piece = file->digests.chunk_bytes;
+        main += 2 * piece;
+        small = fsti_align_up(2 * piece + (piece < SMALL_BYTES_MAX ? SMALL_BYTES_MAX : 0),
+                              FSTI_HUGE_PAGE_BYTES);
+    }
+    return fsti_align_up(main, FSTI_HUGE_PAGE_BYTES) + small + TAIL_BYTES + fsti_decoder_bytes();
 }
 
 static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t size,
@@ -152,44 +163,41 @@ static bool bypasses_cache(const packed_read *read) {
            !fsti_file_is_object(read->file->stored);
 }
 
-/// Reads stored bytes [begin, end) directly into the workspace after its first `at` bytes, if the
-/// cache is to be bypassed and they are not cached. Both begin at a page. False: read them as
-/// usual.
-static bool read_direct(const packed_read *read, uint64_t begin, uint64_t end, uint64_t at) {
+/// Reads stored bytes [begin, end) directly to `target`, if the cache is to be bypassed and they
+/// are not cached. Both begin at a page. False: read them as usual.
+static bool read_direct(const packed_read *read, uint64_t begin, uint64_t end, char *target) {
     packed_file *file = read->file;
     uint64_t resident, until = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
     if (!bypasses_cache(read) || !fsti_file_resident(file->stored, begin, end, &resident) ||
         resident > (end - begin) / 8)
         return false;
-    int64_t got = fsti_file_read_direct(file->stored, read->workspace->stored + at,
-                                        (size_t)(until - begin), begin);
+    int64_t got = fsti_file_read_direct(file->stored, target, (size_t)(until - begin), begin);
     if (got < 0) atomic_store(&file->is_buffered, true);
     if (got < (int64_t)(end - begin)) return false;
     read->op->stored_bytes += end - begin;
     return true;
 }
 
-/// The workspace's stored bytes at `begin`, if it has all of [begin, end); else NULL.
-static const char *find_stored(const packed_read *read, uint64_t begin, uint64_t end) {
-    const decode_workspace *workspace = read->workspace;
-    bool has_all = workspace->stored_file == read->file->number &&
-                   workspace->stored_begin <= begin && end <= workspace->stored_end;
-    return has_all ? workspace->stored + (begin - workspace->stored_begin) : NULL;
+/// The bytes at `begin` of a range that has all of [begin, end); else NULL.
+static const char *find_stored(const packed_read *read, const stored_range *range, uint64_t begin,
+                               uint64_t end) {
+    bool has_all = range->file == read->file->number && range->begin <= begin && end <= range->end;
+    return has_all ? range->bytes + (begin - range->begin) : NULL;
 }
 
 /// Where the stored bytes end that this read needs next, without gaps, after those of a tensor:
-/// neighbouring small tensors are read together.
-static uint64_t stored_run_end(const packed_read *read, size_t index, uint64_t begin,
-                               uint64_t end) {
+/// neighbouring small tensors of its kind are read together. Those of the other kind lie elsewhere.
+static uint64_t stored_run_end(const packed_read *read, size_t index, uint64_t end,
+                               uint64_t limit) {
     const fsti_packed *packed = &read->file->packed;
     const fsti_header *header = packed->header;
     if (header == NULL || end != packed->tensors[index].stored_end) return end;
     for (size_t i = index + 1; i < header->tensor_count; i++) {
         const fsti_packed_tensor *tensor = &packed->tensors[i];
-        bool is_whole = header->data_begin + header->tensors[i].end <= read->end;
-        bool is_small = tensor->stored_end - tensor->stored_begin <= DIRECT_BYTES_MIN;
-        if (!is_whole || !is_small || tensor->stored_begin != end ||
-            tensor->stored_end > begin + GROUP_BYTES)
+        if (header->data_begin + header->tensors[i].end > read->end) break;
+        if (tensor->is_packed != packed->tensors[index].is_packed) continue;
+        if (tensor->stored_begin != end || tensor->stored_end - end > SMALL_BYTES_MAX ||
+            tensor->stored_end > limit)
             break;
         end = tensor->stored_end;
     }
@@ -202,38 +210,42 @@ static uint64_t piece_bytes(const packed_read *read) {
     return digests->kind != NULL ? digests->chunk_bytes : FSTI_IO_PAGE_BYTES;
 }
 
-/// Reads stored bytes [begin, end) to the workspace, which keeps those of them that it has.
-static fst_status fill_stored(const packed_read *read, uint64_t begin, uint64_t end) {
-    decode_workspace *workspace = read->workspace;
-    uint64_t room = fsti_align_up(end, FSTI_IO_PAGE_BYTES) - begin, kept = 0;
-    const char *first = find_stored(read, begin, begin + 1);
-    if (first != NULL && room <= workspace->memory->size_bytes) {
-        kept = fsti_align_down(workspace->stored_end - begin, piece_bytes(read));
-        memmove(workspace->stored, first, (size_t)kept);
-    }
-    workspace->stored_begin = workspace->stored_end = 0; // until all is read and verified
-    FST_TRY(grow_stored(workspace, room, read->error));
-    if (!read_direct(read, begin + kept, end, kept))
-        FST_TRY(read_exactly(read, begin + kept, end - begin - kept, workspace->stored + kept));
-    fsti_buffer_use(workspace->memory, end - begin); // the memory has pages now
+static fst_status verify_stored(const packed_read *read, const char *bytes, uint64_t begin,
+                                uint64_t end) {
     const fsti_digest_list *digests = &read->file->digests;
     uint64_t bad, start_ns = fsti_now_ns();
-    if (digests->kind != NULL &&
-        !fsti_digest_list_matches(digests, begin + kept, workspace->stored + kept,
-                                  end - begin - kept, &bad)) {
+    if (digests->kind == NULL) return FST_OK;
+    if (!fsti_digest_list_matches(digests, begin, bytes, end - begin, &bad)) {
         fsti_error_location location = {.file = fsti_file_path(read->file->stored),
                                         .byte_offset = bad};
         return fsti_error_set(read->error, FST_E_DIGEST, location,
                               "stored bytes of a compressed file do not match their %s digest",
                               digests->kind->name);
     }
-    if (digests->kind != NULL) {
-        read->op->verified_bytes += end - begin - kept;
-        read->op->digest_ns += fsti_now_ns() - start_ns;
+    read->op->verified_bytes += end - begin;
+    read->op->digest_ns += fsti_now_ns() - start_ns;
+    return FST_OK;
+}
+
+/// Reads stored bytes [begin, end) to a range, which keeps those of them that it has.
+static fst_status fill_range(const packed_read *read, stored_range *range, uint64_t begin,
+                             uint64_t end) {
+    uint64_t room = fsti_align_up(end, FSTI_IO_PAGE_BYTES) - begin, kept = 0;
+    const char *first = find_stored(read, range, begin, begin + 1);
+    if (first != NULL && room <= range->memory->size_bytes) {
+        kept = fsti_align_down(range->end - begin, piece_bytes(read));
+        memmove(range->bytes, first, (size_t)kept);
     }
-    workspace->stored_file = read->file->number;
-    workspace->stored_begin = begin;
-    workspace->stored_end = end;
+    range->begin = range->end = 0; // until all is read and verified
+    FST_TRY(grow_range(range, room, read->error));
+    char *target = range->bytes + kept;
+    if (!read_direct(read, begin + kept, end, target))
+        FST_TRY(read_exactly(read, begin + kept, end - begin - kept, target));
+    fsti_buffer_use(range->memory, end - begin); // the memory has pages now
+    FST_TRY(verify_stored(read, target, begin + kept, end));
+    range->file = read->file->number;
+    range->begin = begin;
+    range->end = end;
     return FST_OK;
 }
 
@@ -242,14 +254,18 @@ static fst_status fill_stored(const packed_read *read, uint64_t begin, uint64_t 
 static fst_status read_stored(const packed_read *read, size_t index, uint64_t begin, uint64_t end,
                               const char **out) {
     const fsti_digest_list *digests = &read->file->digests;
-    if ((*out = find_stored(read, begin, end)) != NULL) return FST_OK;
-    end = stored_run_end(read, index, begin, end);
+    const fsti_packed *packed = &read->file->packed;
+    bool is_small = packed->header != NULL && !packed->tensors[index].is_packed &&
+                    end - begin <= SMALL_BYTES_MAX;
+    stored_range *range = is_small ? &read->workspace->small : &read->workspace->main;
+    if ((*out = find_stored(read, range, begin, end)) != NULL) return FST_OK;
+    end = stored_run_end(read, index, end, begin + (is_small ? SMALL_BYTES_MAX : GROUP_BYTES));
     bool has_pieces = digests->kind != NULL || bypasses_cache(read);
     uint64_t from = has_pieces ? fsti_align_down(begin, piece_bytes(read)) : begin;
     if (digests->kind != NULL)
         end = fsti_min(fsti_align_up(end, piece_bytes(read)), digests->file_bytes);
-    FST_TRY(fill_stored(read, from, end));
-    *out = read->workspace->stored + (begin - from);
+    FST_TRY(fill_range(read, range, from, end));
+    *out = range->bytes + (begin - from);
     return FST_OK;
 }
 
@@ -262,22 +278,21 @@ static uint64_t plain_piece(const packed_read *read, uint64_t begin, uint64_t le
     return fsti_align_down(begin + left / count, FSTI_IO_PAGE_BYTES) - begin;
 }
 
-/// Reads uncompressed bytes directly to their destination, or through the workspace if they are
-/// verified or bypass the page cache.
+/// Reads uncompressed bytes of a tensor, and of those that follow it: directly to their
+/// destination, or through the workspace if they are few, verified or bypass the page cache.
 static fst_status read_plain(const packed_read *read, size_t index, uint64_t begin, uint64_t size,
                              char *target) {
-    bool has_digests = read->file->digests.kind != NULL;
+    bool by_workspace = read->file->digests.kind != NULL || bypasses_cache(read);
     for (uint64_t done = 0, piece; done < size; done += piece) {
         uint64_t at = begin + done;
+        const char *bytes;
         piece = plain_piece(read, at, size - done);
-        const char *bytes = find_stored(read, at, at + piece);
-        bool is_direct = piece >= DIRECT_BYTES_MIN && bypasses_cache(read);
-        if (bytes == NULL && (has_digests || is_direct))
+        if (by_workspace || piece <= SMALL_BYTES_MAX) {
             FST_TRY(read_stored(read, index, at, at + piece, &bytes));
-        if (bytes == NULL)
-            FST_TRY(read_exactly(read, at, piece, target + done));
-        else
             memcpy(target + done, bytes, (size_t)piece);
+        } else {
+            FST_TRY(read_exactly(read, at, piece, target + done));
+        }
     }
     return FST_OK;
 }
@@ -514,7 +529,7 @@ static fst_status parse_file(packed_file *file, const fsti_packed_source *source
     char *bytes = NULL;
     size_t byte_count = 0;
     fst_status status = read_directory(&read, source->header, &bytes, &byte_count);
-    fsti_buffer_unref(workspace.memory);
+    fsti_buffer_unref(workspace.main.memory);
     FST_TRY(status);
     return fsti_packed_parse(bytes, byte_count, source, &file->packed, error);
 }
