@@ -282,7 +282,7 @@ typedef enum fsti_library_state {
 
 /// A library that some calls need.
 typedef struct fsti_library {
-    const char *need; ///< who needs which library, the begin of the error
+    const char *need; ///< who needs which library: begins the error
     /// Binds the functions. On failure *reason continues the error, with a comma first.
     fsti_library_state (*find)(char *reason, size_t reason_size);
     _Atomic(fsti_library_state) state;

@@ -106,7 +106,7 @@ static void *write_files(void *context) {
     fst_async_save *save = context;
     fst_error error;
     pid_t thread = (pid_t)syscall(SYS_gettid);
-    fsti_async_set_callback_save(save); // it is also the program's, in `progress` and `publish`
+    fsti_async_set_callback_save(save); // `progress` and `publish` are called by this thread
     // On Linux each thread has its own priority. A refusal is ignored.
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);

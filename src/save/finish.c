@@ -19,7 +19,7 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
 /// Shared by the threads that finish files.
 typedef struct finish_job {
     fst_writer *writer;
-    const fst_async_save *callback_save; ///< by the calling thread
+    const fst_async_save *callback_save; ///< the calling thread is in its callback; NULL: in none
     atomic_uint next_file;
     pthread_mutex_t lock;
     fst_status status;
