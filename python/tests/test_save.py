@@ -212,7 +212,7 @@ def test_file_mode_and_links(tmp_path, torch):
 
 
 def test_an_open_file_without_a_name_is_not_replaced(tmp_path):
-    """The text of such a link in /proc is no path: a file of that name would be made."""
+    """Following the text of its link in /proc would create a file named "#123 (deleted)"."""
     fd = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR, 0o600)
     with pytest.raises(SafetensorError, match="file without a name"):
         fastsafetensors.numpy.save_file({"a": np.ones(4)}, f"/proc/self/fd/{fd}")

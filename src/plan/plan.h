@@ -153,8 +153,8 @@ fst_status fsti_plan_make(const fsti_plan_file *files, const fsti_plan_want *wan
                           fst_error *error);
 void fsti_plan_clear(fsti_plan *plan);
 
-/// The index of an extent's first segment that ends after the file position `begin`; one past its
-/// last segment if there is no such segment.
+/// The index of an extent's first segment that ends after the file position `begin`. If all end
+/// before it, the index after its last segment.
 size_t fsti_plan_first_segment(const fsti_plan *plan, const fsti_plan_extent *extent,
                                uint64_t begin);
 

@@ -31,7 +31,7 @@ bool fsti_pipeline_pages_in(const fsti_pipeline *pipeline, uint32_t chunk) {
            atomic_load_explicit(&route->absent, memory_order_relaxed) == FSTI_ROUTE_MAPPING;
 }
 
-/// Logs that a file is read in another way from now on. No lock may be held.
+/// Logs that a file's reads failed and what replaces them. No lock may be held.
 static void log_demotion(const fsti_pipeline *pipeline, uint32_t file, int os_errno,
                          const char *given_up, const char *instead) {
     fsti_log(FST_LOG_WARNING, "%s: %s failed (%s), continuing with %s",
