@@ -10,6 +10,13 @@
 
 typedef struct fsti_gds_api fsti_gds_api;
 
+/// What mincore() reports of a file to this process.
+typedef enum fsti_mincore_answer {
+    FSTI_MINCORE_UNKNOWN,
+    FSTI_MINCORE_TRUE,  ///< which pages are resident
+    FSTI_MINCORE_FALSE, ///< that all are
+} fsti_mincore_answer;
+
 struct fsti_file {
     fsti_refcount refs;
     char *path;
@@ -20,6 +27,7 @@ struct fsti_file {
     atomic_ullong kept_bytes;     ///< see fsti_io_keep_mapped()
     atomic_bool in_parts;         ///< see fsti_file_read_parts()
     atomic_bool residency_denied; ///< the kernel refused to report residency
+    atomic_int mincore_answer;    ///< fsti_mincore_answer
     struct timespec modified;
     pthread_mutex_t lock;            ///< protects the fields created on first use, below
     bool direct_probed, loses_cache; ///< see fsti_file_loses_cache()

@@ -34,12 +34,22 @@ static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *p
 
 /// Whether mincore() reports real residency to this process: it must own the file or have write
 /// permission (mm/mincore.c).
-static bool may_ask_mincore(const fsti_file *file) {
+static bool ask_mincore_rights(const fsti_file *file) {
     struct stat info;
     char link[64];
     if (fstat(file->fd, &info) != 0) return false;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
     return info.st_uid == geteuid() || faccessat(AT_FDCWD, link, W_OK, AT_EACCESS) == 0;
+}
+
+/// Asks once for each file, because a network file system may answer slowly.
+static bool may_ask_mincore(fsti_file *file) {
+    int answer = atomic_load_explicit(&file->mincore_answer, memory_order_relaxed);
+    if (answer == FSTI_MINCORE_UNKNOWN) {
+        answer = ask_mincore_rights(file) ? FSTI_MINCORE_TRUE : FSTI_MINCORE_FALSE;
+        atomic_store_explicit(&file->mincore_answer, answer, memory_order_relaxed);
+    }
+    return answer == FSTI_MINCORE_TRUE;
 }
 
 static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *out) {

@@ -318,6 +318,8 @@ fst_status fsti_loader_find_methods(fst_loader *loader, const fsti_plan *plan, b
         if (may_fault(loader, file, is_view, route))
             atomic_init(&route->faults, FSTI_FAULTS_UNKNOWN);
     }
+    for (size_t i = 0; is_view && i < plan->chunk_count; i++)
+        atomic_fetch_add(&out->routes[plan->extents[plan->chunks[i].extent].file].views_left, 1);
     probe_threads(loader, plan, is_view, out);
     return FST_OK;
 }

@@ -22,6 +22,7 @@ typedef struct fsti_file_route {
     atomic_int absent;              ///< fsti_route of the other absent bytes; only moves forward
     const fsti_io_engine *forced;   ///< NULL: the route decides
     bool has_own_readahead;         ///< see fsti_file_has_own_readahead()
+    atomic_uint views_left;         ///< chunks of views that are not finished
     atomic_int faults;              ///< fsti_route_faults
     char reason[256];
 } fsti_file_route;

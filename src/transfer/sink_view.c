@@ -62,6 +62,16 @@ static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool i
     return FST_OK;
 }
 
+/// Checks that the file has not changed. In a network or user-space file system this can be a
+/// request to its server, so there it is done once, after the file's last chunk.
+static fst_status check_view(fsti_pipeline *pipeline, const fsti_plan_extent *extent,
+                             uint64_t offset, fst_error *error) {
+    fsti_file_route *route = &pipeline->job.routes[extent->file];
+    bool is_last = atomic_fetch_sub(&route->views_left, 1) == 1;
+    if (route->has_own_readahead && !is_last) return FST_OK;
+    return fsti_pipeline_check_file(pipeline, extent, offset, error);
+}
+
 /// Finishes a chunk, whose pages are resident.
 static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error) {
@@ -73,7 +83,7 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
                               .is_mapped = true};
     if (!pipeline->chunks[chunk].is_resident) counts->bytes_read += range->end - range->begin;
     if (!pipeline->chunks[chunk].is_resident) counts->cache_bytes += range->end - range->begin;
-    FST_TRY(fsti_pipeline_check_file(pipeline, extent, range->begin, error));
+    FST_TRY(check_view(pipeline, extent, range->begin, error));
     FST_TRY(fsti_pipeline_verify(pipeline, extent, &view, counts, error));
     fsti_pipeline_finish(pipeline, chunk, counts);
     return FST_OK;

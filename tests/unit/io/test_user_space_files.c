@@ -59,8 +59,10 @@ bool __wrap_fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, ui
 }
 
 static atomic_ullong populated_bytes;
+static const char *changed_path; ///< modified while its pages are read, or NULL
 int __wrap_madvise(void *address, size_t size, int advice) {
     if (advice == 22) populated_bytes += size; // MADV_POPULATE_READ, Linux 5.14
+    if (advice == 22 && changed_path != NULL) utimensat(AT_FDCWD, changed_path, NULL, 0);
     return __real_madvise(address, size, advice);
 }
 
@@ -72,8 +74,10 @@ uint64_t __wrap_fsti_now_ns(void) {
     return last_now;
 }
 
+static atomic_uint stat_count;
 int __wrap_fstat64(int fd, struct stat64 *out) {
     int result = __real_fstat64(fd, out);
+    stat_count++;
     if (kernel.is_on) out->st_dev = kernel.number;
     return result;
 }
@@ -125,7 +129,7 @@ static fst_load_stats load_as(fst_load_mode mode, fst_cache cache, bool *are_lar
     kernel.number++;
     kernel.opener = pthread_self();
     kernel.direct_opens = kernel.timed_reads = 0;
-    populated_bytes = 0;
+    populated_bytes = stat_count = 0;
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) abort();
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
     if (fst_loader_wait(loader, -1, NULL) != FST_OK) abort();
@@ -219,4 +223,37 @@ TEST(slow_answers_are_noticed_without_residency)
         kernel.hides = false;
         CHECK(is_slow ? kernel.timed_reads == 1 : kernel.timed_reads > 1);
     }
+}
+
+/// Each question is a request to the server, if the kernel keeps no attributes.
+TEST(views_ask_once_whether_the_file_has_changed)
+{
+    bool are_large;
+    kernel.is_slow = kernel.drops = kernel.refuses = false;
+    (void)load_as(FST_MODE_MAP, FST_CACHE_AUTO, &are_large);
+    // On opening, before the mapping, for the rights to mincore(), and after the last page.
+    CHECK(stat_count <= 4);
+}
+
+TEST(a_change_while_pages_are_read_is_noticed)
+{
+    fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_MAP};
+    fst_error error;
+    fst_model *model;
+    fst_loader *loader;
+    kernel.is_slow = kernel.drops = kernel.refuses = false;
+    const char *path = fixture_tensors("changed", COUNT, BYTES);
+    fixture_evict(path);
+    kernel.is_on = true;
+    kernel.number++;
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    changed_path = path;
+    if (fst_loader_wait(loader, -1, &error) == FST_OK && populated_bytes == 0)
+        SKIP("this file system does not evict");
+    changed_path = NULL;
+    CHECK_INT(error.status, FST_E_FILE_CHANGED);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    kernel.is_on = false;
 }
