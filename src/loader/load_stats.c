@@ -10,15 +10,7 @@ static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
     for (size_t i = 0; i < loader->model->file_count; i++) {
         fsti_http_counts net;
         fsti_file_net_counts(loader->files[i].file, &net);
-        stats->network_requests += net.requests;
-        stats->network_retries += net.retries;
-        stats->network_hedges += net.hedges;
-        stats->network_connections += net.connections;
-        stats->network_bytes += net.bytes;
-        stats->disk_cache_bytes += net.kept_bytes;
-        stats->disk_cache_written += net.written_bytes;
-        stats->network_retry_wait_ns += net.retry_wait_ns;
-        stats->network_first_byte_ns += net.first_byte_ns;
+        fsti_stats_add_requests(stats, &net);
     }
 }
 

@@ -397,11 +397,24 @@ static const char *describe_nodes(const fsti_pipeline *pipeline) {
                                                      : ", memory of the local node";
 }
 
+void fsti_stats_add_requests(fst_load_stats *sum, const fsti_http_counts *net) {
+    sum->network_requests += net->requests;
+    sum->network_retries += net->retries;
+    sum->network_hedges += net->hedges;
+    sum->network_connections += net->connections;
+    sum->network_bytes += net->bytes;
+    sum->disk_cache_bytes += net->kept_bytes;
+    sum->disk_cache_written += net->written_bytes;
+    sum->network_retry_wait_ns += net->retry_wait_ns;
+    sum->network_first_byte_ns += net->first_byte_ns;
+}
+
 /// The lock must be held.
 static void add_counts(const fsti_pipeline *pipeline, fst_load_stats *sum) {
 #define COPY_COUNTER(name) sum->name += pipeline->counts.name;
     LOAD_COUNTERS(COPY_COUNTER)
 #undef COPY_COUNTER
+    fsti_stats_add_requests(sum, &pipeline->counts.net);
     sum->buffer_bytes += pipeline->bytes_allocated;
 }
 

@@ -53,7 +53,7 @@ typedef struct batch_state {
     uint32_t claims; ///< chunks that this process is claiming, or has claimed and not finished
 } batch_state;
 
-/// The list of counters, with their names in fst_load_stats.
+/// The list of counters except those of requests, with their names in fst_load_stats.
 #define LOAD_COUNTERS(X)                                                                           \
     X(bytes_read)                                                                                  \
     X(bytes_direct)                                                                                \
@@ -76,15 +76,6 @@ typedef struct batch_state {
     X(stored_bytes)                                                                                \
     X(decoded_bytes)                                                                               \
     X(decode_ns)                                                                                   \
-    X(network_requests)                                                                            \
-    X(network_retries)                                                                             \
-    X(network_hedges)                                                                              \
-    X(network_connections)                                                                         \
-    X(network_bytes)                                                                               \
-    X(disk_cache_bytes)                                                                            \
-    X(disk_cache_written)                                                                          \
-    X(network_retry_wait_ns)                                                                       \
-    X(network_first_byte_ns)                                                                       \
     X(shared_bytes)
 
 /// Counters of one worker, added to the pipeline's at the end.
@@ -92,6 +83,7 @@ typedef struct worker_counts {
 #define COUNTER_FIELD(name) uint64_t name;
     LOAD_COUNTERS(COUNTER_FIELD)
 #undef COUNTER_FIELD
+    fsti_http_counts net;
     bool used[FSTI_ENGINE_COUNT];
 } worker_counts;
 

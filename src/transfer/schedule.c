@@ -491,6 +491,7 @@ static void add_counts(worker_counts *sum, worker_counts *counts) {
 #define ADD_COUNTER(name) sum->name += counts->name;
     LOAD_COUNTERS(ADD_COUNTER)
 #undef ADD_COUNTER
+    fsti_http_count(&sum->net, &counts->net);
     for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
     *counts = (worker_counts){0};
 }

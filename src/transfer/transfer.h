@@ -121,6 +121,8 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline);
 /// alive by their references. NULL is allowed.
 void fsti_pipeline_close(fsti_pipeline *pipeline);
 
+/// Adds the costs of requests to a load's statistics.
+void fsti_stats_add_requests(fst_load_stats *sum, const fsti_http_counts *net);
 /// Fills in the pipeline's statistics. Thread-safe.
 void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats);
 

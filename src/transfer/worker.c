@@ -323,26 +323,13 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
     return FST_OK;
 }
 
-/// Counts a read's requests, whether it succeeded or not.
-static void count_requests(worker_counts *counts, const fsti_http_counts *net) {
-    counts->network_requests += net->requests;
-    counts->network_retries += net->retries;
-    counts->network_hedges += net->hedges;
-    counts->network_connections += net->connections;
-    counts->network_bytes += net->bytes;
-    counts->disk_cache_bytes += net->kept_bytes;
-    counts->disk_cache_written += net->written_bytes;
-    counts->network_retry_wait_ns += net->retry_wait_ns;
-    counts->network_first_byte_ns += net->first_byte_ns;
-}
-
 /// Waits for one read of the lane and processes it.
 static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     io_block *block = (void *)lane->engine->reap(lane->handle);
     self->counts.read_ns += fsti_now_ns() - start_ns;
     lane->in_flight--;
-    count_requests(&self->counts, &block->read.net);
+    fsti_http_count(&self->counts.net, &block->read.net); // also if it failed
     bool must_repeat = false;
     fst_status status = check_result(self, lane, block, &must_repeat, error);
     if (status == FST_OK && must_repeat && !atomic_load(&self->pipeline->stop)) {
