@@ -152,6 +152,10 @@ void fsti_index_clear(fsti_index *index);
 /// "http://host/x" would be opened over the network). Every parser of file names must call this;
 /// tests/unit/format/test_file_name_rules.c checks all of them.
 bool fsti_path_stays_inside(const char *name, size_t size);
+/// Whether a file has the name of a model file, of the index of a sharded model, or either.
+bool fsti_name_is_model(const char *name);
+bool fsti_name_is_index(const char *name);
+bool fsti_name_leads_to_model(const char *name);
 
 // ---- manifests ----
 

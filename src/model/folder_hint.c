@@ -33,7 +33,7 @@ static void add_name(name_list *list, const char *name) {
 static fst_status find_model(void *context, const fsti_folder_entry *entry, fst_error *error) {
     (void)error;
     bool *is_found = context;
-    if (entry->name[0] != '.' && fsti_ends_with(entry->name, ".safetensors")) *is_found = true;
+    if (entry->name[0] != '.' && fsti_name_is_model(entry->name)) *is_found = true;
     return FST_OK;
 }
 

@@ -204,11 +204,8 @@ typedef struct key_search {
 
 static fst_status add_key(void *context, const char *name, fst_error *error) {
     const key_search *search = context;
-    if (fsti_ends_with(name, INDEX_ENDING))
-        return push_url(search->indices, search->folder, name, error);
-    return fsti_ends_with(name, ".safetensors")
-               ? push_url(search->files, search->folder, name, error)
-               : FST_OK;
+    if (fsti_name_is_index(name)) return push_url(search->indices, search->folder, name, error);
+    return fsti_name_is_model(name) ? push_url(search->files, search->folder, name, error) : FST_OK;
 }
 
 /// Without an index, drops files of a save that has not been committed.

@@ -25,7 +25,6 @@
 #include "open_model.h"
 #include "location/location.h"
 
-#define INDEX_ENDING ".safetensors.index.json"
 #define HIDDEN_ENDING ".tmp"
 /// ".", the 16 digits and the ending that follow the name of the target in a hidden name.
 #define HIDDEN_TAIL_BYTES 21u
@@ -104,8 +103,7 @@ static fst_status look_for_hidden(const index_search *search, const char *path, 
 static fst_status visit_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     index_search *search = context;
     bool found = false;
-    if (search->found != NULL || entry->name[0] == '.' ||
-        !fsti_ends_with(entry->name, INDEX_ENDING))
+    if (search->found != NULL || entry->name[0] == '.' || !fsti_name_is_index(entry->name))
         return FST_OK;
     char *path = fsti_location_join(search->folder, entry->name);
     if (path == NULL) return fsti_error_memory(error, strlen(search->folder));

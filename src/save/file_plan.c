@@ -28,9 +28,7 @@ static fst_status note_model(void *context, const fsti_folder_entry *entry, fst_
     folder_models *models = context;
     const char *name = entry->name;
     (void)error;
-    if (name[0] != '.' &&
-        (fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".safetensors.index.json")))
-        models->is_empty = false;
+    if (name[0] != '.' && fsti_name_leads_to_model(name)) models->is_empty = false;
     if (fsti_save_is_shard(name, strlen(name), models->stem)) models->has_shards = true;
     return FST_OK;
 }

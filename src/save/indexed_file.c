@@ -90,7 +90,7 @@ static fst_status search_index(void *context, const fsti_folder_entry *entry, fs
     const char *name = entry->name;
     fsti_index index = {0};
     if (search->is_found || !is_index_name(name)) return FST_OK;
-    bool must_read = search->is_own && fsti_ends_with(name, ".safetensors.index.json");
+    bool must_read = search->is_own && fsti_name_is_index(name);
     fst_status status =
         fsti_save_read_index(search->folder, name, &index, must_read ? error : NULL);
     search->is_found = status == FST_OK && names_file(&index, search);

@@ -58,7 +58,7 @@ typedef struct used_names {
 static fst_status add_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     used_names *used = context;
     const char *name = entry->name;
-    if (name[0] == '.' || !fsti_ends_with(name, ".safetensors.index.json")) return FST_OK;
+    if (name[0] == '.' || !fsti_name_is_index(name)) return FST_OK;
     if (!fsti_array_reserve((void **)&used->indexes, &used->capacity, used->count,
                             sizeof *used->indexes, INT32_MAX))
         return fsti_error_memory(error, sizeof *used->indexes);

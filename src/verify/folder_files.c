@@ -176,8 +176,8 @@ fst_status fsti_folder_files(const char *path, folder_files *out, file_watch *wa
 static bool has_same_models(const folder_files *a, const folder_files *b) {
     size_t i = 0, k = 0;
     for (;;) {
-        while (i < a->count && !fsti_verify_leads_to_model(a->names[i])) i++;
-        while (k < b->count && !fsti_verify_leads_to_model(b->names[k])) k++;
+        while (i < a->count && !fsti_name_leads_to_model(a->names[i])) i++;
+        while (k < b->count && !fsti_name_leads_to_model(b->names[k])) k++;
         if (i == a->count || k == b->count) return i == a->count && k == b->count;
         if (strcmp(a->names[i++], b->names[k++]) != 0) return false;
     }
@@ -193,8 +193,8 @@ fst_status fsti_folder_files_check(void *context, bool is_placed, fst_error *err
     fsti_folder_files_clear(&again);
     FST_TRY(status);
     bool only_models = is_placed && !check->files->is_single;
-    FST_TRY(fsti_file_watch_check(check->watch, only_models ? fsti_verify_leads_to_model : NULL,
-                                  error));
+    FST_TRY(
+        fsti_file_watch_check(check->watch, only_models ? fsti_name_leads_to_model : NULL, error));
     fsti_error_location location = {.file = check->path, .byte_offset = FST_NO_OFFSET};
     return is_same ? FST_OK
                    : fsti_error_set(error, FST_E_FILE_CHANGED, location,
@@ -213,12 +213,6 @@ void fsti_folder_files_omit(folder_files *files, const char *target) {
             files->names[kept++] = files->names[i];
     }
     files->count = kept;
-}
-
-bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
-
-bool fsti_verify_leads_to_model(const char *name) {
-    return fsti_verify_is_model(name) || fsti_ends_with(name, ".safetensors.index.json");
 }
 
 void fsti_manifest_report_path(const fst_manifest_options *options, const char *path) {

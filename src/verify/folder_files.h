@@ -38,10 +38,6 @@ fst_status fsti_folder_files_check_names(const folder_files *files, fst_error *e
 /// Leaves out the file at `target`, if it is one of them: the list that will be written there.
 void fsti_folder_files_omit(folder_files *files, const char *target);
 void fsti_folder_files_clear(folder_files *files);
-/// Whether a file name is one of a model file.
-bool fsti_verify_is_model(const char *name);
-/// The same, or of an index of a sharded model.
-bool fsti_verify_leads_to_model(const char *name);
 /// folder + name, from fsti_alloc().
 char *fsti_folder_join(const folder_files *files, const char *name);
 

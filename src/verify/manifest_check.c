@@ -126,7 +126,7 @@ static fst_status report_unlisted(check_job *job, const char *path, fst_error *e
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
         const fsti_manifest_file *listed;
         fst_error difference;
-        bool is_model = fsti_verify_leads_to_model(there.names[i]) || there.is_single;
+        bool is_model = fsti_name_leads_to_model(there.names[i]) || there.is_single;
         char *full = is_model ? fsti_folder_join(&there, there.names[i]) : NULL;
         if (is_model && full == NULL) status = fsti_error_memory(error, strlen(path));
         if (full != NULL &&

@@ -142,7 +142,7 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
         .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
     if (exists && fsti_file_stamp_is_settled(&info, &job->begun))
         row->stamp = fsti_file_stamp_of(&info);
-    if (fsti_verify_is_model(name) || job->list.is_single)
+    if (fsti_name_is_model(name) || job->list.is_single)
         FST_TRY(read_header(made, row, job, error));
     uint64_t count = fsti_digest_chunk_count(row->size_bytes, job->chunk_bytes);
     made->chunks = fsti_alloc_zeroed((size_t)count + 1, job->kind->digest_bytes);
@@ -251,7 +251,7 @@ static uint64_t total_bytes(const manifest_job *job) {
         struct stat info;
         char *path = fsti_folder_join(&job->list, job->list.names[i]);
         if (path == NULL || stat(path, &info) != 0) info.st_size = 0;
-        bool is_model = job->list.is_single || fsti_verify_is_model(job->list.names[i]);
+        bool is_model = job->list.is_single || fsti_name_is_model(job->list.names[i]);
         total += (uint64_t)info.st_size * (twice && is_model ? 2 : 1);
         fsti_free(path);
     }

@@ -123,7 +123,7 @@ static fst_status report_unlisted(fsti_differences *differences, const char *pat
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
         const char *name = there.names[i];
         fsti_signed_file wanted = {.name = name, .name_size = strlen(name)};
-        bool is_model = fsti_verify_leads_to_model(name) || there.is_single;
+        bool is_model = fsti_name_leads_to_model(name) || there.is_single;
         if (is_model && fsti_file_tree_find(tree, &wanted) == NULL)
             fsti_differences_report(differences, name, strlen(name), "not listed");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The rule for file names read from files: indexes, manifests, checksum lists, stored digests and
-/// signed statements all use it.
+/// File names of models, and the rule for names read from files: indexes, manifests, checksum
+/// lists, stored digests and signed statements all use it.
 #include <string.h>
 
 #include "format.h"
@@ -29,4 +29,14 @@ bool fsti_path_stays_inside(const char *name, size_t size) {
         begin = end + 1;
     }
     return true;
+}
+
+bool fsti_name_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
+
+bool fsti_name_is_index(const char *name) {
+    return fsti_ends_with(name, ".safetensors.index.json");
+}
+
+bool fsti_name_leads_to_model(const char *name) {
+    return fsti_name_is_model(name) || fsti_name_is_index(name);
 }
