@@ -158,7 +158,7 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
     for use in uses:
         lazy = model[W]
         assert torch.equal(use(lazy).float(), use(tensor(3)).float())
-        assert lazy._cell[0] is None or lazy._cell[1] is (mode != "load")
+        assert lazy._lazy.tensor is None or lazy._lazy.is_shared is (mode != "load")
 
 
 def test_trained_parameters_are_plain(path: Path) -> None:
@@ -176,7 +176,7 @@ def test_trained_parameters_are_plain(path: Path) -> None:
     assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(lazy + 0, tensor(3))
     frozen = torch.nn.Parameter(model["layers.4.w"], requires_grad=False)
     frozen.loader = "mine"  # engines record the loader in this way
-    assert isinstance(frozen, torch.nn.Parameter) and frozen._cell[0] is None
+    assert isinstance(frozen, torch.nn.Parameter) and frozen._lazy.tensor is None
     for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
         assert type(twin) is torch.nn.Parameter and not twin.requires_grad
         assert torch.equal(twin, tensor(4))

@@ -2,15 +2,13 @@
 """Tensors that are read when they are used.
 
 A LazyTensor has no memory. View operations create another by arithmetic. Other operations read
-the smallest slice that covers the view, once. Those that may write get a private copy of it.
-
-Invariant: `_cell[0]` is None until the plain tensor is read. Shared memory is never written.
+the smallest slice that covers the view, once (see LazyView). Those that may write get a private
+copy of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +17,10 @@ from . import view_arguments
 from . import view_geometry as geometry
 from .lazy_dtypes import Reads, reinterpret
 from .lazy_reads import Stored
+from .lazy_view import MAKE_PRIVATE, LazyView, whole_view
 from .lazy_writers import (
     ELEMENTS,
     LAYOUT,
-    STORAGE,
-    STORED,
     WATCH,
     WRITES,
     Watch,
@@ -34,7 +31,6 @@ from .lazy_writers import (
     tensors_in,
     write_kind_of,
 )
-from .torch_modes import outside_modes
 from .view_geometry import View
 
 _Tensor = _torch.Tensor
@@ -47,13 +43,7 @@ _forbid = getattr(_torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: No
 class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     """A view of a stored tensor, read when it is used. Thread-safe."""
 
-    _reads: Reads
-    _stored: Stored
-    _view: View
-    # 0: the plain tensor; None until it is read. 1: whether its memory is shared; None: it is
-    # private and holds the whole stored tensor. 2 exists, and is True, if the plain tensor no
-    # longer has the view's geometry or dtype: after t_(), or half() of its module.
-    _cell: list[Any]
+    _lazy: LazyView
 
     def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
         """Return a plain Parameter, for libraries that recreate a frozen one by its type."""
@@ -66,10 +56,11 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         if handler is not None:
             own = args[0] if args else None
             if isinstance(own, LazyTensor):
-                cell = own._cell
-                if cell[0] is not None and handler in (
-                        _OF_CHANGED if len(cell) > 2 else _NONE if cell[1] else _VIEW_MAKERS):
-                    data = cell[0] if len(cell) > 2 else _make_private_layout(own)
+                lazy = own._lazy
+                if lazy.tensor is not None and handler in (
+                        _OF_CHANGED if lazy.has_changed else
+                        _NONE if lazy.is_shared else _VIEW_MAKERS):
+                    data = lazy.tensor if lazy.has_changed else lazy.make_private_layout()
                     return func(data, *args[1:], **(kwargs or {}))
                 result = handler(func, args, kwargs or {})
                 if result is not NotImplemented:
@@ -82,7 +73,7 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
         if func in _ALIASES:
             return _alias(args[0])
         if func is _COPY and args[0].device.type == "meta" and isinstance(args[1], LazyTensor):
-            return func(args[0], _meta_copy(args[1]), *args[2:], **(kwargs or {}))
+            return func(args[0], args[1]._lazy.make_meta(), *args[2:], **(kwargs or {}))
         return _call(func, args, kwargs or {}, write_kind_of(func, kwargs))
 
     @property
@@ -98,150 +89,49 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain tensor. copy.copy() also calls this, and may write to the result."""
-        return _plain_kind(self, _make_private(self)).__reduce_ex__(protocol)
+        return _plain_kind(self, self._lazy.make_private()).__reduce_ex__(protocol)
 
     def _to_plain(self) -> Any:
         """Return the plain tensor, for saving."""
-        return read(self)
+        return self._lazy.read()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the bytes."""
-        return memo.setdefault(id(self), _plain_kind(self, read(self).detach().clone()))
+        return memo.setdefault(id(self), _plain_kind(self, self._lazy.read().detach().clone()))
 
 
 def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
     """Create a lazy tensor of a whole stored tensor whose dtype torch has."""
-    return _new_lazy(reads, stored, View(stored.shape, stored.pitches, 0))
+    return _new_lazy(whole_view(reads, stored))
 
 
-def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
+def _new_lazy(lazy: LazyView) -> LazyTensor:
+    view = lazy.view
     try:
         made: LazyTensor = _make(
             LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
-            dtype=stored.dtype, device=reads.device,
+            dtype=lazy.stored.dtype, device=lazy.reads.device,
         )
     except TypeError:
         if max((*view.sizes, *view.strides), default=0) < 1 << 63:
             raise
         # Only tensors without elements have such shapes. Torch's message has a C++ stack.
         raise BufferError("dimensions or strides do not fit into 64 bits") from None
-    # One assignment instead of four, because there are tens of thousands of tensors.
-    made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
-        "_reads": reads, "_stored": stored, "_view": view, "_cell": [None, False],
-    }
+    made._lazy = lazy
     _forbid(made)
     return made
 
 
 def _view_of(own: LazyTensor, view: View) -> LazyTensor:
-    return _new_lazy(own._reads, own._stored, view)
+    return _new_lazy(LazyView(own._lazy.reads, own._lazy.stored, view))
 
 
 def _alias(own: LazyTensor) -> LazyTensor:
     """Return another lazy tensor of the same view, sharing memory once read, without gradient."""
-    made = _view_of(own, own._view)
-    made._cell = own._cell
-    data = own._cell[0]
-    if data is not None and data.requires_grad:
-        made._cell = [data.detach(), *own._cell[1:]]
-    return made
-
-
-def read(own: LazyTensor, to_copy: bool = False) -> Any:
-    """Return the plain tensor, reading it on the first call. to_copy: it is only copied."""
-    cell = own._cell
-    if cell[0] is not None:
-        return cell[0]
-    with own._stored.lock:
-        if cell[0] is None:
-            with outside_modes():
-                data, cell[1] = _read_view(own, to_copy)
-            cell[0] = data
-        return cell[0]
-
-
-def _make_private(own: LazyTensor) -> Any:
-    """Return the plain tensor in private memory."""
-    with own._stored.lock:
-        data = read(own)
-        if own._cell[1]:
-            with outside_modes():
-                own._cell[:] = data.clone(), False
-        return own._cell[0]
-
-
-def _has_layout(own: LazyTensor) -> bool:
-    """Tell whether the tensor that was read has the view's strides and offset."""
-    data, view = own._cell[0], own._view
-    return (len(own._cell) > 2 or 0 in view.sizes
-            or (data.stride() == view.strides and data.storage_offset() == view.offset))
-
-
-def _make_private_layout(own: LazyTensor) -> Any:
-    """Return the plain tensor in private memory, with the view's strides and offset.
-
-    Memory around the view is zero, and only takes address space. On a GPU it would take memory, so
-    there the offset differs.
-    """
-    with own._stored.lock:
-        data = read(own)
-        if not own._cell[1] and _has_layout(own):
-            return data
-        view, is_cpu = own._view, own._reads.device.type == "cpu"
-        if not is_cpu and data.stride() == view.strides:
-            return _make_private(own)
-        with outside_modes():
-            offset = view.offset if is_cpu else 0
-            end = 1 + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True))
-            count = own._stored.pitches[0] * own._stored.shape[0] if own._stored.shape else 1
-            memory = _torch.zeros(count if is_cpu else end, dtype=data.dtype, device=data.device)
-            _replace_data(own, view_arguments.put_into(memory, data.detach(), view, offset), False)
-        return own._cell[0]
-
-
-def _make_private_stored(own: LazyTensor) -> Any:
-    """Return the plain tensor as a view of private memory with the whole stored tensor."""
-    with own._stored.lock:
-        stored, view = own._stored, own._view
-        if len(own._cell) > 2 or own._cell[1] is None:
-            return own._cell[0]
-        data = read(own)
-        with outside_modes():
-            if _is_whole(own):
-                _replace_data(own, data.detach().clone(), None)
-                return own._cell[0]
-            whole = read(make_lazy(own._reads, stored)).reshape(-1).clone()
-            if 0 in view.sizes:
-                placed = whole.as_strided(view.sizes, view.strides, view.offset)
-            else:
-                placed = view_arguments.put_into(whole, data.detach(), view, view.offset)
-            _replace_data(own, placed, None)
-        return own._cell[0]
-
-
-def _is_whole(own: LazyTensor) -> bool:
-    stored, view = own._stored, own._view
-    return view.sizes == stored.shape and view.strides == stored.pitches
-
-
-def _make_private_storage(own: LazyTensor) -> Any:
-    """Do as _make_private_stored(), but in storage that may not be resizable."""
-    with own._stored.lock:
-        data = read(own)
-        has_all = _is_whole(own) and not own._cell[1] and _has_layout(own)
-        return data if has_all else _make_private_stored(own)
-
-
-def _replace_data(own: LazyTensor, data: Any, is_shared: bool | None) -> None:
-    """Replace the plain tensor by one with the same elements in other memory."""
-    before = own._cell[0]
-    if before.requires_grad and before.is_leaf:
-        data = data.detach().requires_grad_(True)
-    own._cell[:2] = data, is_shared
-
-
-_MAKE_PRIVATE = {ELEMENTS: _make_private, LAYOUT: _make_private_layout,
-                 STORED: _make_private_stored, STORAGE: _make_private_storage}
+    lazy = own._lazy
+    if lazy.tensor is not None and lazy.tensor.requires_grad:
+        lazy = lazy.with_tensor(lazy.tensor.detach())
+    return _new_lazy(lazy)
 
 
 def _plain_kind(own: LazyTensor, data: Any) -> Any:
@@ -251,7 +141,7 @@ def _plain_kind(own: LazyTensor, data: Any) -> Any:
     return data.requires_grad_(own.requires_grad) if data.is_leaf else data
 
 
-_OWN_NAMES = {"_reads", "_stored", "_view", "_cell", "_is_parameter"}
+_OWN_NAMES = {"_lazy", "_is_parameter"}
 
 
 def _become_parameter(own: LazyTensor) -> None:
@@ -263,25 +153,10 @@ def _become_parameter(own: LazyTensor) -> None:
     exchange = getattr(_torch.utils, "swap_tensors", None)
     if exchange is not None:
         with contextlib.suppress(RuntimeError):
-            made = _torch.nn.Parameter(own._cell[0].detach())
+            made = _torch.nn.Parameter(own._lazy.tensor.detach())
             vars(made).update({name: value for name, value in vars(own).items()
                                if name not in _OWN_NAMES})
             exchange(own, made)
-
-
-def _read_view(own: LazyTensor, to_copy: bool) -> tuple[Any, bool]:
-    """(plain tensor, whether its memory is shared)."""
-    stored, view = own._stored, own._view
-    if 0 in view.sizes:
-        return _torch.empty(view.sizes, dtype=stored.dtype, device=own._reads.device), False
-    box = geometry.cover(stored.shape, stored.pitches, view)
-    data, begin, is_shared = own._reads.read(stored, (box.begin, box.end), to_copy)
-    if begin is not None:
-        return data.as_strided(view.sizes, view.strides, begin + view.offset), is_shared
-    inside = box.view
-    if inside is not None:
-        data = data.as_strided(inside.sizes, inside.strides, data.storage_offset() + inside.offset)
-    return data, is_shared
 
 
 def _replace(thing: Any, by: Callable[[LazyTensor], Any]) -> Any:
@@ -301,10 +176,10 @@ def _call(func: Any, args: Any, kwargs: Any, write_kind: int) -> Any:
     moved: set[int] = set()  # private memory whose elements have another layout
 
     def describe_view(own: LazyTensor) -> Any:
-        data = read(own)
-        if own._cell[1]:
+        data = own._lazy.read()
+        if own._lazy.is_shared:
             shared.add(data.untyped_storage().data_ptr())
-        elif not _has_layout(own):
+        elif not own._lazy.has_layout():
             moved.add(data.untyped_storage().data_ptr())
         return data
 
@@ -315,15 +190,17 @@ def _call(func: Any, args: Any, kwargs: Any, write_kind: int) -> Any:
             True, func(*given[0], **given[1]))
         if done and not ((shared or moved) and _is_on(result, shared | moved)):
             return result
-    make_private = _MAKE_PRIVATE[need]
+    def make_private(own: LazyTensor) -> Any:
+        return MAKE_PRIVATE[need](own._lazy)
+
     lazy_tensors = [one for one in tensors_in([args, kwargs]) if isinstance(one, LazyTensor)]
     before = [_geometry(make_private(own)) for own in lazy_tensors]
     result = func(*_replace(args, make_private), **_replace(kwargs, make_private))
     for own, geometry_before in zip(lazy_tensors, before, strict=True):
-        if len(own._cell) == 2 and _geometry(own._cell[0]) != geometry_before:
-            own._cell.append(True)
+        if _geometry(own._lazy.tensor) != geometry_before:
+            own._lazy.has_changed = True
     # A function that writes in place returns the tensor that it was given.
-    return next((own for own in lazy_tensors if own._cell[0] is result), result)
+    return next((own for own in lazy_tensors if own._lazy.tensor is result), result)
 
 
 def _geometry(data: Any) -> tuple[Any, ...]:
@@ -353,26 +230,18 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     if func is _Tensor.copy_ and len(args) >= 2 and type(args[1]) is LazyTensor:
         target = args[0]
         if type(target) is LazyTensor:
-            target = _make_private(target)
+            target = target._lazy.make_private()
         if not target.is_meta:
-            return func(target, read(args[1], True), *args[2:], **kwargs)
+            return func(target, args[1]._lazy.read(True), *args[2:], **kwargs)
         with _plainly():
             return func(*args, **kwargs)  # the caller may be counting copies with a dispatch mode
     if func in _LIKE and len(args) == 2 and type(args[1]) is LazyTensor:
-        return func(args[0], _meta_copy(args[1]))
+        return func(args[0], args[1]._lazy.make_meta())
     return _call(func, args, kwargs, write_kind_of(func, kwargs))
 
 
 # For these functions only the second tensor's shape matters.
 _LIKE = {_Tensor.expand_as, _Tensor.view_as, _Tensor.reshape_as}
-
-
-def _meta_copy(own: LazyTensor) -> Any:
-    """Return a tensor on the meta device with the same geometry."""
-    if len(own._cell) > 2:
-        return own._cell[0].detach().to("meta")
-    base = _torch.empty(math.prod(own._stored.shape), dtype=own._stored.dtype, device="meta")
-    return base.as_strided(own._view.sizes, own._view.strides, own._view.offset)
 
 
 # ---- functions that create views, by arithmetic in simple cases ----
@@ -383,11 +252,12 @@ _Handler = Callable[[Any, Any, Any], Any]
 def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
     """Run torch's function on a meta tensor, and apply the resulting view to the lazy tensor."""
     own = args[0]
-    meta_copy = _meta_copy(own)
+    meta_copy = own._lazy.make_meta()
     if any(isinstance(part, LazyTensor) for part in args[1:]):
         if not func.__name__.endswith("_as"):  # the others use its values
             return NotImplemented
-        args = (own, *(_meta_copy(p) if isinstance(p, LazyTensor) else p for p in args[1:]))
+        args = (own, *(part._lazy.make_meta() if isinstance(part, LazyTensor) else part
+                       for part in args[1:]))
     result = func(meta_copy, *args[1:], **kwargs)
     is_many = isinstance(result, (tuple, list))
     made = []
@@ -396,12 +266,12 @@ def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
             return NotImplemented
         if part.untyped_storage()._cdata != meta_copy.untyped_storage()._cdata:
             return NotImplemented  # torch makes a copy
-        source = reinterpret(own._reads, own._stored, part.dtype)
+        source = reinterpret(own._lazy.reads, own._lazy.stored, part.dtype)
         if source is None:
             return NotImplemented
         view = View(tuple(part.size()), part.stride(), int(part.storage_offset()))
         view_arguments.check_inside(source[1], view)
-        made.append(_new_lazy(*source, view))
+        made.append(_new_lazy(LazyView(*source, view)))
     return type(result)(made) if is_many else made[0]
 
 
@@ -410,7 +280,7 @@ def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
         own = args[0]
         if not kwargs:
-            view = find(own._view, *args[1:])
+            view = find(own._lazy.view, *args[1:])
             if view is not None:
                 return _view_of(own, view)
         return _ask_torch(func, args, kwargs)
@@ -421,7 +291,7 @@ def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:
 def _index(func: Any, args: Any, kwargs: Any) -> Any:
     """Handle integers, slices, None and Ellipsis; for other indices the tensor is read."""
     own, key = args
-    view = geometry.index(own._view, key)
+    view = geometry.index(own._lazy.view, key)
     return NotImplemented if view is None else _view_of(own, view)
 
 
@@ -429,25 +299,25 @@ def _parts(func: Any, args: Any, kwargs: Any) -> Any:
     """unbind(), and iteration."""
     own = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    sizes = own._view.sizes
+    sizes = own._lazy.view.sizes
     if type(dim) is not int or not -len(sizes) <= dim < len(sizes):
         return _ask_torch(func, args, kwargs)
     parts = [_view_of(own, view) for at in range(sizes[dim])
-             if (view := geometry.select(own._view, dim, at)) is not None]
+             if (view := geometry.select(own._lazy.view, dim, at)) is not None]
     return iter(parts) if func is _Tensor.__iter__ else tuple(parts)
 
 
 def _chunk(func: Any, args: Any, kwargs: Any) -> Any:
     own, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim", 0)
     count = args[1] if len(args) > 1 else kwargs.get("chunks")
-    sizes = own._view.sizes
+    sizes = own._lazy.view.sizes
     simple = type(dim) is int and type(count) is int and count > 0
     if not simple or not -len(sizes) <= dim < len(sizes) or sizes[dim] == 0:
         return _ask_torch(func, args, kwargs)
     step = -(-sizes[dim] // count)
     made = []
     for first in range(0, sizes[dim], step):
-        view = geometry.narrow(own._view, dim, first, min(step, sizes[dim] - first))
+        view = geometry.narrow(own._lazy.view, dim, first, min(step, sizes[dim] - first))
         if view is not None:
             made.append(_view_of(own, view))
     return tuple(made)
@@ -460,22 +330,21 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
 def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
     """Computed from offsets in the file, because memory that was read may be elsewhere."""
     own = args[0]
-    data, is_shared = own._cell[:2]
-    if data is None or is_shared:
+    if own._lazy.tensor is None or own._lazy.is_shared:
         return _ask_torch(func, args, kwargs)
-    return func(_make_private_stored(own), *args[1:], **kwargs)
+    return func(own._lazy.make_private_stored(), *args[1:], **kwargs)
 
 
 def _self_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs or len(args) > 1 or not geometry.is_packed(args[0]._view):
+    if kwargs or len(args) > 1 or not geometry.is_packed(args[0]._lazy.view):
         return NotImplemented
     return args[0]
 
 
 def _self_if_unchanged(func: Any, args: Any, kwargs: Any) -> Any:
     """cpu(), float() and similar without an effect; to() with a dtype or a device."""
-    own = args[0]
-    kind = own._reads.device
+    own, lazy = args[0], args[0]._lazy
+    kind = lazy.reads.device
     if func is _Tensor.cpu:
         return own if kind.type == "cpu" and len(args) == 1 and not kwargs else NotImplemented
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
@@ -489,19 +358,21 @@ def _self_if_unchanged(func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.keys() - {"device", "dtype", "non_blocking"}:
         return NotImplemented
     if device is not None and _torch.device(device).type == "meta":
-        return _meta_copy(own).to("meta", dtype, copy=True)
+        return lazy.make_meta().to("meta", dtype, copy=True)
     if device is not None and _torch.device(device) != kind:
         return NotImplemented
-    if dtype in (None, own._stored.dtype):
-        return own if own._reads.stays_lazy else read(own)
-    converted = own._reads.convert(own._stored, own._view, dtype) if own._cell[0] is None else None
+    if dtype in (None, lazy.stored.dtype):
+        return own if lazy.reads.stays_lazy else lazy.read()
+    if lazy.tensor is not None:
+        return NotImplemented
+    converted = lazy.reads.convert(lazy.stored, lazy.view, dtype)
     return NotImplemented if converted is None else converted
 
 
 def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:
     """empty_like() and similar, which ignore the elements."""
-    own = args[0]
-    return func(_meta_copy(own), *args[1:], **{"device": own._reads.device, **kwargs})
+    lazy = args[0]._lazy
+    return func(lazy.make_meta(), *args[1:], **{"device": lazy.reads.device, **kwargs})
 
 
 def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
@@ -517,7 +388,7 @@ def _identity(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _of_data(func: Any, args: Any, kwargs: Any) -> Any:
     """State that a tensor only has once read: a gradient, a version counter."""
-    data = args[0]._cell[0]
+    data = args[0]._lazy.tensor
     if data is not None:
         return func(data, *args[1:], **kwargs)
     return _identity(func, args, kwargs)
@@ -526,7 +397,7 @@ def _of_data(func: Any, args: Any, kwargs: Any) -> Any:
 def _type(func: Any, args: Any, kwargs: Any) -> Any:
     """Return the name of its type, or convert to another type."""
     return NotImplemented if len(args) > 1 or kwargs else func(_torch.empty(
-        0, dtype=args[0]._stored.dtype, device=args[0]._reads.device))
+        0, dtype=args[0]._lazy.stored.dtype, device=args[0]._lazy.reads.device))
 
 
 def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
@@ -534,11 +405,13 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if wanted:
-        own._cell = [_make_private(own).detach().requires_grad_(True), False, *own._cell[2:]]
+        tensor = own._lazy.make_private().detach().requires_grad_(True)
+        own._lazy = own._lazy.with_tensor(tensor)
+        own._lazy.has_stored = False
         if own._is_param:
             _become_parameter(own)
-    elif own._cell[0] is not None and own._cell[0].requires_grad:
-        own._cell[0].requires_grad_(False)
+    elif own._lazy.tensor is not None and own._lazy.tensor.requires_grad:
+        own._lazy.tensor.requires_grad_(False)
     return own
 
 
