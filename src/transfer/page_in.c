@@ -11,8 +11,8 @@ bool fsti_page_in_streams(const fsti_pipeline *pipeline, uint32_t chunk) {
 }
 
 /// Reads chunks [chunk, end) as one stream. Each is returned, to be copied, if `returns`.
-static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end, bool returns,
-                           worker_counts *counts, fst_error *error) {
+static fst_status stream_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end, bool returns,
+                             worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
     fsti_file_stream *stream;
@@ -34,8 +34,8 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, uint32_t end
 }
 
 /// Maps a chunk, reading it by page faults.
-static fst_status populate_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                                 fst_error *error) {
+static fst_status fault_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                              fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     char *mapping = (char *)(uintptr_t)fsti_io_file_mapping(file);
@@ -49,14 +49,13 @@ fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, bool *is_
                               worker_counts *counts, fst_error *error) {
     *is_returned = false;
     // The copy maps the pages that it needs, 16 at a time, which is faster than all of them.
-    if (!fsti_page_in_streams(pipeline, chunk))
-        return populate_chunk(pipeline, chunk, counts, error);
+    if (!fsti_page_in_streams(pipeline, chunk)) return fault_chunk(pipeline, chunk, counts, error);
     // Chunks of a segment are claimed one by one.
     if (pipeline->thread_count == 1 || pipeline->job.share != NULL)
-        return read_run(pipeline, chunk, chunk + 1, false, counts, error);
+        return stream_run(pipeline, chunk, chunk + 1, false, counts, error);
     *is_returned = true;
     uint32_t end = fsti_pipeline_begin_stream(pipeline, chunk);
-    fst_status status = read_run(pipeline, chunk, end, true, counts, error);
+    fst_status status = stream_run(pipeline, chunk, end, true, counts, error);
     fsti_pipeline_end_stream(pipeline);
     return status;
 }
@@ -112,7 +111,7 @@ void fsti_page_in_before_read(fsti_pipeline *pipeline, uint32_t chunk, worker_co
         !fsti_page_in_is_large(pipeline, chunk))
         return;
     // Errors are left to the read, which adds where they are.
-    (void)populate_chunk(pipeline, chunk, counts, NULL);
+    (void)fault_chunk(pipeline, chunk, counts, NULL);
     fsti_io_drop_mapped(pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file,
                         range->begin, range->end);
 }

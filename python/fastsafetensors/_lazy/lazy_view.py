@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A view of a stored tensor: where its bytes are, and its plain tensor once it is read.
 
-Invariants: `tensor` is None until it is read. Shared memory is never written. What is read or
-replaced is so under the stored tensor's lock; other threads may look at `tensor` without it.
+Invariants: shared memory is never written. The lock of the stored tensor protects all changes;
+other threads may look at `tensor` without it.
 """
 
 from __future__ import annotations
