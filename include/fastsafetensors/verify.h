@@ -157,8 +157,9 @@ typedef struct fst_bundle_files {
 /// Signs a folder with a private key. The bundle can be verified with the model_signing package: a
 /// SHA-256 of each file except .git, .github, .gitignore, .gitattributes and the bundle itself.
 /// Make the manifest first: it is signed with the rest, and loads can then be verified with the
-/// key. `stats` may be NULL. FST_E_UNSUPPORTED without libcrypto, FST_E_ARGUMENT if the bundle
-/// would overwrite a model, an index or the key, or if a file's name is not UTF-8.
+/// key. `stats` may be NULL. FST_E_UNSUPPORTED without libcrypto, FST_E_ARGUMENT if the folder is a
+/// file or has no file, if the bundle would overwrite a model, an index or the key, or if a file's
+/// name is not UTF-8.
 FST_API FST_NODISCARD fst_status fst_bundle_sign(const fst_bundle_files *files,
                                                  fst_manifest_stats *stats, fst_error *error);
 

@@ -342,3 +342,11 @@ def test_exceptions_of_signal_handlers_while_folders_are_listed(
         with pytest.raises(TimeoutError, match="preempted"):
             checkpoint_folders._has_files(tmp_path)
         monkeypatch.undo()
+
+
+def test_a_file_is_not_a_folder_of_checkpoints(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(NotADirectoryError) as caught:
+            CheckpointManager(path)
+        assert "Not a directory" in str(caught.value)

@@ -156,3 +156,23 @@ def test_older_manifest_must_be_complete(tmp_path):
     with pytest.raises(SafetensorError) as caught:
         changed_tensors(path, tmp_path / "old")
     assert caught.value.tag == "InvalidManifest"
+
+
+def test_only_folders_with_files_are_signed(tmp_path):
+    private, _ = make_keys(tmp_path, "prime256v1")
+    (tmp_path / "empty").mkdir()
+    save_file({"a": torch.zeros(4)}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="has no file"):
+        sign_folder(tmp_path / "empty", private)
+    with pytest.raises(ValueError, match="not a folder"):
+        sign_folder(tmp_path / "a.safetensors", private)
+    with pytest.raises(FileNotFoundError):
+        sign_folder(tmp_path / "absent", private)
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_manifest_knows_both_names_of_xxh3(tmp_path):
+    save_file({"a": torch.zeros(4)}, tmp_path / "a.safetensors")
+    made = [write_manifest(tmp_path / "a.safetensors", algorithm=name)
+            for name in ("xxh3", "xxh3-128")]
+    assert [one.algorithm for one in made] == ["xxh3-128", "xxh3-128"]

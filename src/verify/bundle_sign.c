@@ -124,11 +124,26 @@ static fst_status check_no_save(const file_tree *tree, fst_error *error) {
     return FST_OK;
 }
 
+static fst_status check_folder(const char *folder, fst_error *error) {
+    fsti_error_location location = {.file = folder, .byte_offset = FST_NO_OFFSET};
+    path_kind kind;
+    FST_TRY(fsti_model_path_kind(folder, &kind, error));
+    if (kind == PATH_IS_FOLDER) return FST_OK;
+    if (kind == PATH_IS_ABSENT)
+        return fsti_error_errno(error, ENOENT, folder, "opening the folder");
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "not a folder. All files of a folder are signed together");
+}
+
 /// Lists the files that are to be signed. *watch: NULL, or to notice later changes.
 static fst_status list_tree(const char *folder, const char *target, file_tree *tree,
                             file_watch *watch, fst_error *error) {
+    fsti_error_location location = {.file = folder, .byte_offset = FST_NO_OFFSET};
+    FST_TRY(check_folder(folder, error));
     FST_TRY(fsti_file_tree_list(folder, ignores_name, fsti_file_tree_name_inside(folder, target),
                                 tree, error));
+    if (tree->count == 0)
+        return fsti_error_set(error, FST_E_ARGUMENT, location, "the folder has no file to sign");
     for (size_t i = 0; watch != NULL && i < tree->count; i++)
         FST_TRY(fsti_file_watch_add(watch, tree->folder, tree->files[i].name, error));
     return check_no_save(tree, error);

@@ -232,7 +232,10 @@ def _clean_folder(path: Path) -> None:
 def make_folder(folder: Path, durable: bool) -> None:
     """Make a folder and its parents; durable: their entries are on the device afterwards."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
     for path in made if durable else ():
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -90,7 +90,9 @@ def compress_word(compress: bool | str) -> str:
     return compress
 
 
-_ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3", "sha256": "sha256"}
+# The names that manifests know, and the algorithm of each.
+MANIFEST_ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3",
+                       "sha256": "sha256"}
 # Names that are meant as an algorithm, not as a path.
 _OTHER_ALGORITHMS = {"md5", "sha1", "sha512", "crc32", "xxh64", "adler32", "true", "false"}
 
@@ -99,14 +101,14 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
     """Convert the argument ``manifest`` to Writer's: a path and an algorithm."""
     if isinstance(manifest, bool):
         return {"manifest": b""} if manifest else {}
-    if isinstance(manifest, str) and manifest in _ALGORITHMS:
-        return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
+    if isinstance(manifest, str) and manifest in MANIFEST_ALGORITHMS:
+        return {"manifest": b"", "digest": MANIFEST_ALGORITHMS[manifest]}
     if isinstance(manifest, str) and not {"/", "."} & set(manifest):
         import difflib
 
-        close = difflib.get_close_matches(manifest.lower(), _ALGORITHMS, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(manifest.lower(), MANIFEST_ALGORITHMS, n=1, cutoff=0.7)
         if close or manifest.lower() in _OTHER_ALGORITHMS:
-            names = close[0] if close else ", ".join(_ALGORITHMS)
+            names = close[0] if close else ", ".join(MANIFEST_ALGORITHMS)
             raise ValueError(f"unknown algorithm {shown(manifest)}; expected {names}. For a path "
                              f"write {shown(f'./{manifest}')}")
     try:

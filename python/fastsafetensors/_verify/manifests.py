@@ -12,9 +12,8 @@ from .._base.command import ask_command, raise_error
 from .._base.errors import printable
 from .._base.options import check_no_empty_path, check_optional_paths, check_switch, check_word
 from .._core import Model
+from .._saving.save_options import MANIFEST_ALGORITHMS
 from .digests import Problem, _plain_path
-
-_ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ def write_manifest(
         filename: a file, an index or a folder (then of every file in it).
         target: where to write it; None for the path where verify=True looks: FILE.manifest, or
             model.manifest in the folder.
-        algorithm: "xxh3-128" against accidents; "blake3" or "sha256" against forgery as well.
+        algorithm: "xxh3-128" (or "xxh3") against accidents; "blake3" or "sha256" against forgery
+            as well.
         keep: an older manifest, whose digests are reused for files with the same size that have not
             changed since.
         tensors: also store digests of tensors, for comparing files.
@@ -70,8 +70,8 @@ def write_manifest(
     """
     check_no_empty_path("filename", filename)
     check_switch("tensors", tensors)
-    check_word("algorithm", algorithm, _ALGORITHMS)
-    if target in _ALGORITHMS:
+    check_word("algorithm", algorithm, tuple(MANIFEST_ALGORITHMS))
+    if target in MANIFEST_ALGORITHMS:
         raise ValueError(f"target is a path, and {target!r} is an algorithm: write "
                          f"algorithm={target!r}, or the path as './{printable(target)}'")
     check_optional_paths(target=target, keep=keep)
@@ -79,8 +79,8 @@ def write_manifest(
     for option, value in (("--output", target), ("--keep", keep)):
         if value is not None:
             more += [option, _plain_path(value)]
-    row = ask_command("hash", "--json", "--no-progress", "--manifest", "--algorithm", algorithm,
-                      *more, "--", _plain_path(filename))
+    row = ask_command("hash", "--json", "--no-progress", "--manifest", "--algorithm",
+                      MANIFEST_ALGORITHMS[algorithm], *more, "--", _plain_path(filename))
     return _made(row)
 
 
@@ -123,7 +123,8 @@ def sign_folder(
         The path, counts and sizes.
 
     Raises:
-        ValueError: an invalid key, a bundle that is a model or an index, or a URL.
+        ValueError: a folder that is a file or has no file, an invalid key, a bundle that is a
+            model or an index, or a URL.
         SafetensorError: an invalid bundle.
         RuntimeError: a missing library.
         OSError: the matching subclass, if a system call fails.
