@@ -22,7 +22,8 @@ PAGE = ROOT / "docs/command.md"
 CODES = [
     (0, "Success; valid; the same."),
     (1, "Invalid, such as a folder without a model; different; or no tensor name matches."),
-    (2, "A file could not be read or written, or it does not support the operation."),
+    (2, "A file could not be read or written, or it does not support the operation. For diff, also "
+        "an invalid file."),
     (3, "The command line is wrong."),
     (4, "Something that is needed is not installed: Python with torch, a library, or a GPU's "
         "driver."),
@@ -35,8 +36,8 @@ PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.j
          "KB, MB, GB and TB powers of 1000.")
 JSON = ('With --json, a failure prints an object to standard output, {"error": {"kind": ..., '
         '"message": ..., "file": ..., "tensor": ..., "byte": ...}}. Kinds are the names of the '
-        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch", "NoDigests", "NoTensors" and '
-        '"Missing".')
+        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch", "NoDigests", "NoTensors", '
+        '"NotTensors", "TorchFile" and "Missing".')
 SHARED = "Options that several commands share"
 
 

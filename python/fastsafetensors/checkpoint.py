@@ -65,7 +65,7 @@ from ._saving.save_options import (
     refuse_address,
 )
 from ._torch.tensor_memory import address_of
-from ._torch.torch_state import dtype_name, torch_dtype
+from ._torch.torch_state import dtype_name, torch_dtype_of
 from ._torch.torch_tensors import wrap
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter", "consolidate"]
@@ -141,10 +141,10 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
         described: dict[str, Any] = {}
         with open_parts(self._source) as stored:
             for name, parts in stored.items():
-                known = torch_dtype(parts[0].dtype)
+                known = torch_dtype_of(parts[0].dtype, size_of(parts))
                 if known is None:
-                    raise ValueError(
-                        f"{printable(name)}: this torch has no dtype for {parts[0].dtype}")
+                    raise ValueError(f"{printable(name)}: this torch has no dtype for "
+                                     f"{parts[0].dtype} of shape {list(size_of(parts))}")
                 chunks = [ChunkStorageMetadata(_elements(part.dtype, part.offsets),
                                                _elements(part.dtype, part.shape)) for part in parts]
                 size = _elements(parts[0].dtype, size_of(parts))

@@ -62,8 +62,14 @@ def _private_names(name: str) -> dict[str, Any]:
         """{name to keep: names to leave out}."""
         groups: dict[str, list[str]] = {}
         for left_out, kept in find_tied(state_dict).items():
-            groups.setdefault(kept, []).append(left_out)
-        return groups
+            groups.setdefault(kept, [kept]).append(left_out)
+        result = {}
+        for kept, names in groups.items():
+            whole = {n for n in names if state_dict[n].nbytes == state_dict[kept].nbytes}
+            keep = min(whole & set(preferred_names or ()) or whole - set(discard_names or ())
+                       or whole)
+            result[keep] = [name for name in sorted(names) if name != keep]
+        return result
 
     def find_shared_tensors(state_dict: dict[str, Any]) -> list[set[str]]:
         """Groups of names that share memory; others form groups of one."""

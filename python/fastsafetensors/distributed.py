@@ -61,7 +61,7 @@ from ._ranks.rank_parts import (
 from ._ranks.torch_group import group_of_mesh, open_group
 from ._torch.gpu import check_present, load_options
 from ._torch.torch_installed import torch
-from ._torch.torch_state import format_box, torch_dtype, torch_shape
+from ._torch.torch_state import format_box, torch_dtype, torch_dtype_of, torch_shape
 from ._torch.torch_tensors import export, make_item
 
 if TYPE_CHECKING:
@@ -240,10 +240,14 @@ class _Load:
                 return OpenLoad(self.model, list(self.cuts), mode="map", share="node")
         return OpenLoad(self.model, list(self.cuts), mode="auto")
 
-    def _part_items(self, names: Iterable[str]) -> list[tuple[str, Any, Any]]:
+    def _part_items(self, names: Iterable[str]) -> list[Any]:
         """Items of a load for this rank's parts."""
-        return [(name, *format_box(self.info(name)[0], self.cuts[name].own.begin,
-                                   self.cuts[name].own.end)) for name in names]
+        items: list[Any] = []
+        for name in names:
+            part, (dtype, shape, _) = self.cuts[name].own, self.info(name)
+            is_whole = part.shape == list(shape)
+            items.append(name if is_whole else (name, *format_box(dtype, part.begin, part.end)))
+        return items
 
     def _sort(self) -> None:
         """Put the result into the order of the request."""
@@ -401,7 +405,7 @@ def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: 
 def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
     """torch's shape of a tensor to cut or send; ValueError if torch lacks the dtype."""
     dtype, shape, *_ = model.info(model.find(name))
-    if ranks > 1 and torch_dtype(dtype) is None:
+    if ranks > 1 and torch_dtype_of(dtype, shape) is None:
         raise ValueError(f"{printable(name)}: this torch has no dtype for {dtype}, so ranks "
                          "can't send it")
     return torch_shape(dtype, shape)

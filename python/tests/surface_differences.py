@@ -15,7 +15,7 @@ V05 = {
     "*.gl_set_numa": "a global variable of 0.5; see init_numa",
     "*.loaded_library": "a global variable of 0.5; drivers are opened when a load needs them",
     "fastsafetensors.copier.dstorage": "DirectStorage is Windows; this package is Linux",
-    "fastsafetensors.copier.example_copier": "an example; ours is in the docs and a test",
+    "fastsafetensors.copier.example_copier": "an example, which no program imports",
     "*.DLManagedTensor.as_py": "an internal step of from_cuda_buffer",
     "*.DLTensor.itemsize": "an internal step of from_cuda_buffer; STDataToDL has the sizes in bits",
     "*CopierType": "a name of type checking; any reader's name is a str",

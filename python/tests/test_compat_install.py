@@ -50,6 +50,11 @@ def test_names_that_libraries_import(installed, torch):
     state = {"a": base, "b": base, "c": torch.ones(2)}
     assert sorted(map(sorted, _find_shared_tensors(state))) == [["a", "b"], ["c"]]
     assert _remove_duplicate_names(state) == {"a": ["b"]}
+    assert _remove_duplicate_names(state, discard_names=["a"]) == {"b": ["a"]}
+    assert _remove_duplicate_names(state, preferred_names=["b"]) == {"b": ["a"]}
+    assert _remove_duplicate_names(state, discard_names=["a", "b"]) == {"a": ["b"]}
+    state["b"] = base[:2]  # a part of the other: cannot be kept
+    assert _remove_duplicate_names(state, preferred_names=["b"]) == {"a": ["b"]}
 
 
 def test_names_missing_here_are_taken_from_the_package(installed, torch):

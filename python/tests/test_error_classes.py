@@ -217,6 +217,28 @@ def test_packed_elements_are_not_split(raw, torch, framework):
             assert a[:1].view(torch.uint8).tolist() == [[0x10, 0x32]]
 
 
+def test_rows_of_packed_pairs_are_slices(raw, torch):
+    """Any index that leaves the last dimension whole; with an odd one, torch gets only bytes."""
+    path = raw(json.dumps({"even": {"dtype": "F4", "shape": [2, 3, 4], "data_offsets": [0, 12]},
+                           "odd": {"dtype": "F4", "shape": [4, 3], "data_offsets": [12, 18]},
+                           "f6": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [18, 21]}}),
+               bytes(range(21)))
+    with safe_open(path, "pt") as f:
+        even = f.get_slice("even")
+        pairs = torch.arange(12, dtype=torch.uint8).reshape(2, 3, 2)
+        for index in ((0, ...), (slice(0, 2), ...), (slice(0, 2), slice(1, 3), slice(None)),
+                      (..., slice(0, 4)), (None, 1), (1, 2)):
+            wanted = pairs[index[:-1]] if index[-1] == slice(0, 4) else pairs[index]
+            assert torch.equal(even[index].view(torch.uint8), wanted), index
+        for index in (0, slice(0, 2), None, (0, ...), [0]):
+            with pytest.raises(SafetensorError, match="share bytes"):
+                f.get_slice("odd")[index]
+        for name in ("odd", "f6"):
+            for index in (..., slice(None), ()):
+                same = f.get_slice(name)[index]
+                assert same.format_shape == tuple(f.get_slice(name).get_shape())
+
+
 def test_errors_of_bytes_have_the_same_detail(torch):
     """Errors of loads from bytes have the same attributes as those of files."""
     import fastsafetensors.torch as front

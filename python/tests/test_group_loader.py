@@ -20,6 +20,7 @@ from fastsafetensors import (
     live_allocation_bytes,
     load_config,
 )
+from fastsafetensors.copier import registry
 from fastsafetensors.copier.base import CopierInterface, DummyDeviceBuffer
 from fastsafetensors.copier.registry import (
     create_copier_constructor,
@@ -200,7 +201,8 @@ def test_configuration(tmp_path, monkeypatch, caplog):
                        match="Config file specified by FASTSAFETENSORS_CONFIG not found: nowhere"):
         load_config()
     assert LoaderConfig().create_parallel_kwargs()["queue_size"] == -1
-    for bad in ({"queue_size": "1"}, {"use_pipeline": 1}, {"max_batch_bytes": True}):
+    for bad in ({"queue_size": "1"}, {"use_pipeline": 1}, {"max_batch_bytes": True},
+                {"max_concurrent_producers": 2}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             LoaderConfig.from_dict(bad)
     (tmp_path / "three.json").write_text('{"loader": "3fs"}')
@@ -246,11 +248,14 @@ def test_custom_reader(files, torch):
 
     @register_copier_constructor("twice", TwiceReader)
     def make(device, **settings):
-        assert settings == {"level": 3}
+        given.append(settings)
         return TwiceReader
 
+    given = []
     assert get_copier_class("twice") is TwiceReader
+    assert get_copier_class("none") is CopierInterface
     assert create_copier_constructor("twice", Device.from_str("cpu"), level=3) is TwiceReader
+    assert given.pop() == {"level": 3}
     loader = BaseSafeTensorsFileLoader(None, "cpu", "twice", level=3)
     loader.add_filenames({0: paths})
     fb = loader.copy_files_to_device()
@@ -259,6 +264,20 @@ def test_custom_reader(files, torch):
         loader = BaseSafeTensorsFileLoader(None, "cpu", "twice", level=3)
         weights = PipelineParallel(None, loader, paths, use_tqdm_on_load=False, **options)
         check_pairs(torch, ((n, t / 2) for n, t in weights), tensors)
+    assert given.pop() == {"framework": loader.framework, "set_numa": True, "level": 3}
+
+
+def test_a_registered_reader_may_have_a_name_of_ours(files):
+    """Its factory gets what 0.5 gives it."""
+    given = []
+    register_copier_constructor("nogds")(lambda device, **settings: given.append(settings))
+    try:
+        SafeTensorsFileLoader(None, "cpu", nogds=True, bbuf_size_kb=32, max_threads=3)
+    finally:
+        registry._factories.pop("nogds")
+    framework = given[0].pop("framework")
+    assert framework.get_name() == "pytorch"
+    assert given == [{"set_numa": True, "bbuf_size_kb": 32, "max_threads": 3}]
 
 
 def test_one_file_by_hand(model, torch):

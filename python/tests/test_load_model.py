@@ -133,3 +133,24 @@ def test_cached_memory_is_reused(tmp_path, torch):
         assert trim() == 0
     finally:
         keep_memory(0)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_rules_of_torch_and_of_the_reference(tmp_path, torch, assign):
+    """A number may be saved with one dimension; a tied weight that is missing has one name."""
+    from safetensors.torch import load_model as load_reference
+    from safetensors.torch import save_file
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = torch.nn.Embedding(4, 2)
+            self.head = torch.nn.Linear(2, 4, bias=False)
+            self.head.weight = self.emb.weight
+            self.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+    save_file({"scale": torch.tensor([5.0])}, tmp_path / "m")
+    ours, other = Model(), Model()
+    missing, unexpected = load_model(ours, tmp_path / "m", strict=False, assign=assign)
+    assert missing == load_reference(other, tmp_path / "m", strict=False)[0] == {"emb.weight"}
+    assert unexpected == [] and ours.scale.shape == () and ours.scale == other.scale == 5

@@ -346,6 +346,10 @@ def test_saver_refusals(torch):
         (lambda: plan(None, shard_metadata=lambda own: {KEY_SHARD_INDEX: "1"}),
          "shard metadata key is reserved: fst.shard.index"),
         (lambda: ParallelSaver(num_shards=0), "num_shards must be positive"),
+        (lambda: shard_paths("x", 0), "num_shards must be positive"),
+        (lambda: plan_shards([u8], []), "paths must be nonempty and unique"),
+        (lambda: plan_shards([u8], ["d/x", "d/../d/x"]), "paths must be nonempty and unique"),
+        (lambda: write_shards(plan_shards([u8], ["x"]) * 2, print), "nonempty and unique"),
         (lambda: ParallelSaver(num_threads=0), "num_threads must be positive"),
         (lambda: ParallelSaver(framework="xx"), "Unknown framework name: xx"),
         (lambda: save_sharded([u8], "x"), "a: an entry without a source needs a fill"),
@@ -353,6 +357,8 @@ def test_saver_refusals(torch):
     for call, words in cases:
         with pytest.raises(ValueError, match=words):
             call()
+    with pytest.raises(TypeError, match="the name of a tensor must be a str, not 1"):
+        plan(WriteEntry(1, DType.U8, (3,), 3))
 
 
 def test_embeddings_keep_their_types(tmp_path, torch):

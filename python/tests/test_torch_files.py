@@ -3,6 +3,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 
 import pytest
@@ -94,6 +95,15 @@ def test_torch_files_with_other_objects_are_named(convert, tmp_path, torch):
     _, err = convert(name, tmp_path / "out", code=1)
     assert "\x1b" not in err and "weights_only" in err and "arbitrary code" not in err
     assert "system" in err
+    # An operation that the restricted loader does not know; and a name that the format cannot have.
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": {1, 2}}, 4))
+    out, err = convert("--json", tmp_path / "plain.pt", tmp_path / "out", code=1)
+    error = json.loads(out)["error"]
+    assert error["kind"] == "NotTensors" and "Save its tensors alone" in error["message"]
+    assert err == "" and "weights_only" in error["message"] and "Re-running" not in out
+    torch.save({1: torch.ones(2)}, tmp_path / "number.pt")
+    _, err = convert(tmp_path / "number.pt", tmp_path / "out", code=1)
+    assert "names of tensors must be strings, and the file has 1" in err
 
 
 def test_no_tensor_of_a_torch_file_is_left_out(convert, tmp_path, torch):

@@ -25,7 +25,7 @@ from .._base.errors import add_location
 from .._core import Loader, Model, Tensor, error_class
 from .._loading.load import close_load, open_load
 from .._torch.torch_installed import torch
-from .._torch.torch_state import format_box, torch_dtype, torch_shape
+from .._torch.torch_state import format_box, torch_dtype_of, torch_shape
 from .._torch.torch_tensors import from_bytes, make_item, spread
 from .view_geometry import packed_strides
 
@@ -65,7 +65,7 @@ class Stored:
         self.name, self.place = name, place
         self.index = model.find(name)
         self.format_dtype, shape, self.nbytes, self.file, self.file_offset = model.info(self.index)
-        self.dtype = torch_dtype(self.format_dtype)
+        self.dtype = torch_dtype_of(self.format_dtype, shape)
         self.shape = torch_shape(self.format_dtype, shape)
         self.element_bytes = 0 if self.dtype is None else self.dtype.itemsize
         self.pitches = packed_strides(self.shape)

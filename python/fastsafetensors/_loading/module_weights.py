@@ -64,10 +64,15 @@ class ModuleState:
         )
 
     def missing(self, present: Iterable[str], is_assigned: bool) -> set[str]:
-        """Names without bytes after the tensors that are `present` were loaded."""
+        """Names without bytes after the tensors that are `present` were loaded.
+
+        Of the names of one tensor, only the first, which save_model() would keep.
+        """
         found = set(present)
         covered = set(self.bases(found)) if is_assigned else find_covered(self.extents, found)
-        return set(self.names) - found - covered
+        missing = set(self.names) - found - covered
+        firsts = {id(self.tensors.get(name, name)): name for name in sorted(missing, reverse=True)}
+        return set(firsts.values())
 
     def bases(self, present: Iterable[str]) -> dict[str, str]:
         """{name: a present name whose tensor contains all its bytes}, for missing names."""
@@ -106,7 +111,8 @@ class ModuleState:
         for name in names:
             dtype, shape, *_ = file.info(file.find(name))
             found = torch_shape(dtype, shape)
-            if name in self.tensors and tuple(self.tensors[name].shape) != found:
+            own = tuple(self.tensors[name].shape)
+            if own != found and (own, found) != ((), (1,)):  # torch accepts that, too
                 faults.append(
                     f"size mismatch for {name}: copying a param with shape "
                     f"torch.Size({list(found)}) from checkpoint, the shape in current model is "

@@ -17,7 +17,7 @@ from .._base.representation import format_model, format_paths, with_plain_hints
 from .load import OpenLoad, close_load, load_from, open_load
 from .open_arguments import absolute_path, check_backend, check_device, check_path
 from .readahead import ReadAhead
-from .slicing import plan_numpy, plan_torch
+from .slicing import keeps_rows, plan_numpy, plan_torch
 from .verified_open import Verify, chosen, open_files
 
 # This package's module for each framework name.
@@ -369,15 +369,16 @@ class TensorSlice:
         found = self._model.copy_slice(self._index, key)
         return None if found is None else self._from_bytes(found[0], self._dtype, found[1])
 
-    def _check_packed(self, parts: tuple[Any, ...]) -> None:
-        """Refuse to cut elements that share bytes; only whole rows of torch's pairs are allowed."""
-        keeps_last = len([part for part in parts if part is not Ellipsis]) < len(self._shape)
-        is_whole = all(part is Ellipsis or part == slice(None) for part in parts)
-        if is_whole or (self._file._is_torch and self._dtype == "F4" and keeps_last
-                        and Ellipsis not in parts):
-            return
-        refuse(f"tensor {self._name} is {self._dtype}, whose elements share bytes: it can't be "
-               "sliced so; get_tensor() gives all of it")
+    def _read_packed(self, key: Any, parts: tuple[Any, ...]) -> Any:
+        """Read elements that share bytes: all, or whole rows of torch's pairs of F4."""
+        if all(part is Ellipsis or part == slice(None) for part in parts):
+            return self._file._read_whole(self._index, self._name)
+        may_cut = self._file._is_torch and self._dtype == "F4" and keeps_rows(parts, self._shape)
+        tensor = self._file._read_whole(self._index, self._name) if may_cut else None
+        if tensor is None or hasattr(tensor, "format_dtype"):
+            refuse(f"tensor {self._name} is {self._dtype}, whose elements share bytes: it can't be "
+                   "sliced so; get_tensor() gives all of it")
+        return tensor[key]
 
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects.
@@ -389,11 +390,10 @@ class TensorSlice:
         if copied is not None:
             return copied
         parts = key if isinstance(key, tuple) else (key,)
-        whole = self._dtype in ("F4", "F6_E2M3", "F6_E3M2")
-        if whole:
-            self._check_packed(parts)
         plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
-        if plan is None or whole:
+        if self._dtype in ("F4", "F6_E2M3", "F6_E3M2"):
+            return self._read_packed(key, parts)
+        if plan is None:
             return self._file._read_whole(self._index, self._name)[key]
         if plan.rest is None and plan.end == list(self._shape) and not any(plan.begin):
             return self._file._read_whole(self._index, self._name)

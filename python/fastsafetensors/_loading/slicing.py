@@ -50,6 +50,17 @@ def _expand(parts: tuple[Any, ...], rank: int) -> tuple[Any, ...] | None:
     return parts + (slice(None),) * (rank - len(parts))
 
 
+def keeps_rows(parts: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
+    """Tell whether an index takes whole rows: nothing of it selects in the last dimension."""
+    parts = tuple(part for part in map(_as_int, parts) if part is not None)
+    if not all(_is_int(part) or isinstance(part, slice) or part is Ellipsis for part in parts):
+        return Ellipsis not in parts and len(parts) < len(shape)
+    expanded = _expand(parts, len(shape))
+    if not expanded or not isinstance(expanded[-1], slice):
+        return False
+    return expanded[-1].indices(shape[-1]) == (0, shape[-1], 1)
+
+
 def _make_plan(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
     begin: list[int] = []
     end: list[int] = []

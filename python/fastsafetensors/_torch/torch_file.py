@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,9 @@ def _find_tensors(content: Any, torch: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"the file contains {type(content).__name__}, not a dict of tensors")
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+        if not isinstance(name, str):
+            raise ValueError(f"names of tensors must be strings, and the file has {name!r}")
+        if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ValueError(f"the file contains more than tensors: {name!r} is {kind}")
     return content
@@ -102,6 +105,8 @@ def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
     """Return the tensors of a file, all or those with matching names."""
     import torch
 
+    # It advises to load without restrictions, for which there is no option here.
+    warnings.simplefilter("ignore")
     try:
         content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
@@ -188,6 +193,9 @@ def _explain(error: Exception) -> tuple[int, str, object]:
             return 1, "NotTensors", (
                 f"it holds {found.group(1)}, which is no tensor: torch's restricted loader "
                 "(weights_only) takes only tensors, numbers and texts")
+        return 1, "NotTensors", (
+            "torch's restricted loader (weights_only) refuses it, because reading it could run "
+            "code. Save its tensors alone")
     return 1, "TorchFile", error  # any error of torch's loader
 
 

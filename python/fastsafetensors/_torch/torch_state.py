@@ -34,17 +34,25 @@ def torch_dtype(dtype: str) -> Any | None:
     return DTYPES_BY_NAME.get(dtype)
 
 
+def _has_pairs(dtype: str, shape: Sequence[int]) -> bool:
+    """Tell whether torch has a tensor of the format as pairs of 4-bit floats."""
+    return dtype == "F4" and len(shape) > 0 and shape[-1] % 2 == 0
+
+
+def torch_dtype_of(dtype: str, shape: Sequence[int]) -> Any | None:
+    """Return torch's dtype of a tensor; None: it only has the bytes."""
+    return None if dtype == "F4" and not _has_pairs(dtype, shape) else torch_dtype(dtype)
+
+
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return torch's shape for a format shape; torch counts pairs of 4-bit floats."""
-    if dtype == "F4" and shape and shape[-1] % 2 == 0:
-        return (*shape[:-1], shape[-1] // 2)
-    return tuple(shape)
+    return (*shape[:-1], shape[-1] // 2) if _has_pairs(dtype, shape) else tuple(shape)
 
 
 def format_box(
     dtype: str, begin: Sequence[int], end: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Convert a range in torch's shape to the format's."""
+    """Convert a range in torch's shape, of a tensor that torch has, to the format's."""
     first, last = list(begin), list(end)
     if dtype == "F4" and first:
         first[-1], last[-1] = 2 * first[-1], 2 * last[-1]

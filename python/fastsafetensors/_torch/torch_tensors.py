@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from .._loading.verified_open import Verify, open_files
 from .gpu import load_options
 from .tensor_memory import plainly
 from .torch_installed import torch as _torch
-from .torch_state import torch_dtype, torch_shape
+from .torch_state import torch_dtype, torch_dtype_of, torch_shape
 
 # The importer behind torch.from_dlpack, without its checks for other objects.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.from_dlpack)
@@ -98,20 +99,18 @@ def wrap(tensor: Tensor) -> Any:
     number = DTYPES.index(tensor.dtype)
     if capsule_mask() >> number & 1:
         return _import_capsule(tensor.__dlpack__())
-    target = torch_dtype(tensor.dtype)
-    shape = list(tensor.shape)
     if tensor.nbytes == 0:
-        if tensor.dtype == "F4" and shape and shape[-1] % 2 == 0:
-            shape[-1] //= 2
-        return _torch.empty(shape, dtype=target or _torch.uint8, device=_device_of(tensor))
-    data = wrap_bytes(tensor)
-    if tensor.dtype == "F4":
-        if target is None or not shape or shape[-1] % 2:
-            return _packed(data, tensor.dtype, tensor.shape)
-        shape[-1] //= 2
-    elif target is None:
-        return _packed(data, tensor.dtype, tensor.shape)
-    return data.view(target).reshape(shape)
+        return _torch.empty(torch_shape(tensor.dtype, tensor.shape), device=_device_of(tensor),
+                            dtype=torch_dtype(tensor.dtype) or _torch.uint8)
+    return shape_bytes(wrap_bytes(tensor), tensor.dtype, tensor.shape)
+
+
+def shape_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """Return the bytes of a tensor of the format, which is not empty, as wrap() does."""
+    target = torch_dtype_of(dtype, shape)
+    if target is None:
+        return _packed(data, dtype, tuple(shape))
+    return data.view(target).reshape(torch_shape(dtype, shape))
 
 
 def spread(view: Tensor, offset: int, size: int, dtype: Any) -> Any:

@@ -53,6 +53,12 @@ class LoaderConfig:
     device_memory_budget: int | None = None
     _extensions: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        """Refuse several producers, as 0.5 does."""
+        if self.max_concurrent_producers != 1:
+            raise ValueError(f"max_concurrent_producers must be 1, not "
+                             f"{self.max_concurrent_producers}")
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LoaderConfig:
         """Create one from a JSON object. Unknown keys are ignored; a wrong type is a ValueError."""
@@ -97,7 +103,7 @@ class LoaderConfig:
     def create_parallel_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for the parallel loader: one batch at a time without use_pipeline."""
         return {
-            "max_concurrent_producers": self.max_concurrent_producers if self.use_pipeline else 1,
+            "max_concurrent_producers": self.max_concurrent_producers,
             "queue_size": self.queue_size if self.use_pipeline else -1,
             "use_tqdm_on_load": self.use_tqdm_on_load,
             "max_batch_bytes": self.max_batch_bytes,

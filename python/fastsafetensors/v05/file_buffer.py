@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .._base.closing import Closing
+from .._base.dtypes import bits_of
 from .._base.errors import printable, unknown_tensor
 from .._core import error_class
 from .._loading.load import OpenLoad, close_load
@@ -34,6 +35,18 @@ def _summary(stats: dict[str, Any]) -> str:
         f"{stats['tensor_count']} tensors, {stats['bytes_requested']} bytes in {seconds:.3f} s by "
         f"{stats['engine']} ({stats['reason']}), {stats['thread_count']} threads"
     )
+
+
+def _unit(name: str, frame: Any, dim: int) -> int:
+    """Elements of a dimension that are not separated: pairs of 4-bit floats.
+
+    ValueError for a tensor of which only all bytes are known.
+    """
+    is_last, is_odd = dim == len(frame.shape) - 1, frame.shape[-1] % 2 == 1
+    if bits_of(frame.dtype.value) == 6 or (frame.dtype is DType.F4 and is_odd):
+        raise ValueError(f"get_sharded: {printable(name)} is {frame.dtype.value} of shape "
+                         f"{frame.shape}, whose elements share bytes: it can't be divided")
+    return 2 if frame.dtype is DType.F4 and is_last else 1
 
 
 class LoadedFile:
@@ -341,22 +354,22 @@ class FilesBufferOnDevice(Closing):
         return bool(file.metadata.tensor_bytes(name) <= _SMALL_BYTES)
 
     def _block(self, name: str, dim: int, rank: int) -> tuple[slice, ...]:
-        """Return a rank's block along a dimension as an index.
+        """Return a rank's block along a dimension as an index of the framework's tensor.
 
-        ValueError for a missing dimension.
+        ValueError for a missing dimension, and for a tensor that cannot be divided.
         """
-        shape = self._file(name)[1].metadata.tensors[name].shape
-        if not 0 <= dim < len(shape):
+        frame = self._file(name)[1].metadata.tensors[name]
+        if not 0 <= dim < len(frame.shape):
             raise ValueError(f"get_sharded: {printable(name)} has no dimension {dim}")
-        return (slice(None),) * dim + (slice(*block_of(shape[dim], rank, self.pg.size())),)
+        size = frame.shape[dim] // _unit(name, frame, dim)
+        return (slice(None),) * dim + (slice(*block_of(size, rank, self.pg.size())),)
 
     def _slice(self, name: str, dim: int) -> TensorBase:
         """Read this rank's own block from the file."""
         file = self._file(name)[1]
-        cut = self._block(name, dim, self.pg.rank())[dim]
-        end = list(file.metadata.tensors[name].shape)
-        begin = [0] * len(end)
-        begin[dim], end[dim] = cut.start, cut.stop
+        frame, cut = file.metadata.tensors[name], self._block(name, dim, self.pg.rank())[dim]
+        begin, end, unit = [0] * len(frame.shape), list(frame.shape), _unit(name, frame, dim)
+        begin[dim], end[dim] = cut.start * unit, cut.stop * unit
         return self.framework.wrap_tensor(file.read(name, (begin, end), self.framework))
 
     def _scatter(self, name: str, dim: int, what: str) -> TensorBase:
@@ -368,9 +381,9 @@ class FilesBufferOnDevice(Closing):
             cut = self._block(name, dim, rank)
             if rank == owner:
                 return owner, file.get(name, self.framework)
-            shape = list(file.metadata.tensors[name].shape)
-            shape[dim] = cut[dim].stop - cut[dim].start
-            dtype = converted(file.metadata.tensors[name].dtype, self._dtype)
+            frame = file.metadata.tensors[name]
+            shape, dtype = list(frame.shape), converted(frame.dtype, self._dtype)
+            shape[dim] = (cut[dim].stop - cut[dim].start) * _unit(name, frame, dim)
             return owner, self.framework.get_empty_tensor(shape, dtype, self._home)
 
         owner, tensor = self._begin(what, prepare)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._base.argument_types import Paths
 from .._base.closing import Closing
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._base.options import check_count, check_switches
 from .._base.representation import format_contents, format_model, format_paths, shown_as
 from .._core import Model, error_class
@@ -109,7 +109,7 @@ class BaseSafeTensorsFileLoader(Closing):
     seconds of each wait for other ranks; None: the group's own. strategy: how get_sharded() gets a
     part in a group: "slice": each rank reads its own from the file; "broadcast" or "scatter": the
     file's rank reads it and sends it whole or in parts; "auto": scatter, but small tensors whole.
-    Extra keywords are passed to the reader's factory.
+    The reader's factory gets framework=, set_numa= and the extra keywords.
     """
 
     def __init__(
@@ -137,7 +137,8 @@ class BaseSafeTensorsFileLoader(Closing):
         self.debug_log = os.environ.get("FASTSAFETENSORS_DEBUG", "") == "true"
         self.device: Device = device_of(device)
         self.copier_type = copier_type
-        self.copier_constructor = create_copier_constructor(copier_type, self.device, **kwargs)
+        self.copier_constructor = create_copier_constructor(
+            copier_type, self.device, framework=self.framework, set_numa=set_numa, **kwargs)
         self.copier_class = get_copier_class(copier_type)
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
         self._paths: set[str] = set()
@@ -180,6 +181,8 @@ class BaseSafeTensorsFileLoader(Closing):
 
     def _add_all(self, filenames: Mapping[int, Any]) -> None:
         for rank, paths in filenames.items():
+            if not hasattr(rank, "__index__"):
+                raise TypeError(f"the keys of filenames must be ranks, not {shown(rank)}")
             if not 0 <= rank < self.pg.size():
                 raise ValueError(f"rank {rank} is not in the group of {self.pg.size()}")
             if isinstance(paths, (str, bytes, os.PathLike)):
@@ -404,7 +407,8 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
             )
         kind = "nogds" if nogds else "fgds" if use_fgds else "gds"
         super().__init__(
-            pg, device, kind, set_numa, disable_cache, framework, timeout, strategy
+            pg, device, kind, set_numa, disable_cache, framework, timeout, strategy,
+            bbuf_size_kb=bbuf_size_kb, max_threads=max_threads,
         )
         self.max_threads = max_threads
         if strict:

@@ -133,7 +133,8 @@ class PipelineParallel(Closing):
         copier = loader.copier_class
         if isinstance(hf_weights_files, (str, bytes, os.PathLike)):
             raise TypeError("hf_weights_files must be a list of files, such as [path]")
-        paths = [os.fsdecode(path) for path in hf_weights_files]
+        files = list(hf_weights_files)
+        paths = [os.fsdecode(path) for path in files]
         self._rules = PlanRules(
             ranks=1 if self._local else self.pg.size(),
             queue_size=queue_size,
@@ -144,7 +145,6 @@ class PipelineParallel(Closing):
             chunk_overhead=copier.chunk_device_overhead(paths),
             fixed_overhead=copier.fixed_device_overhead(paths),
         )
-        files = list(hf_weights_files)
         step = 1 if self._local else self.pg.size()
         self.weight_files_batches = [files[i : i + step] for i in range(0, len(files), step)]
         self._batches: list[Batch] | None = None

@@ -40,6 +40,7 @@ from .shard_plan import (
     ShardPlan,
     ShardSetError,
     WriteEntry,
+    check_paths,
     make_rows,
     plan_numbered,
     plan_shards,
@@ -233,6 +234,7 @@ def write_shards(
     _check_write_options(min_free_bytes, fsync)
     pg = SingleProcessGroup()
     every = [plan.path for plan in plans]
+    check_paths(every)
     publish = _publisher(pg, Agreement(pg), every, list(range(len(plans))), fsync)
     return _write(plans, fill, None, min_free_bytes, fsync, 8, publish)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._core import layout
 from .st_types import DTYPE_SIZES, DType
 
@@ -63,6 +63,8 @@ ShardMetadata = Callable[[Sequence[WriteEntry]], Mapping[str, str]]
 
 def shard_paths(base: str | os.PathLike[str], num_shards: int) -> list[str]:
     """Return the paths of a sharded model: {base}-00001-of-0000N.safetensors and so on."""
+    if num_shards <= 0:
+        raise ValueError("num_shards must be positive")
     return [
         f"{os.fspath(base)}-{index + 1:05d}-of-{num_shards:05d}.safetensors"
         for index in range(num_shards)
@@ -70,6 +72,8 @@ def shard_paths(base: str | os.PathLike[str], num_shards: int) -> list[str]:
 
 
 def _check_entry(entry: WriteEntry, seen: set[str]) -> None:
+    if not isinstance(entry.name, str):
+        raise TypeError(f"the name of a tensor must be a str, not {shown(entry.name)}")
     if entry.name in seen or entry.name == "__metadata__":
         raise ValueError(f"duplicate or reserved tensor name: {printable(entry.name)}")
     seen.add(entry.name)
@@ -128,6 +132,12 @@ def make_rows(
     ]
 
 
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise ValueError unless every shard has its own file."""
+    if not paths or len({os.path.abspath(path) for path in paths}) < len(paths):
+        raise ValueError("paths must be nonempty and unique")
+
+
 def plan_shards(
     entries: Sequence[WriteEntry],
     paths: Sequence[str],
@@ -143,6 +153,7 @@ def plan_shards(
     They are last in the header, with index, count and a number unique to the save. The data section
     starts at a multiple of header_align bytes.
     """
+    check_paths(paths)
     numbering = Numbering(list(range(len(paths))), len(paths), uuid.uuid4().hex)
     return plan_numbered(
         entries, paths, numbering, metadata, shard0_metadata, shard_metadata, header_align
@@ -170,8 +181,6 @@ def plan_numbered(
     """Plan some shards of a model; otherwise like plan_shards."""
     if header_align <= 0 or header_align % 8:
         raise ValueError("header_align must be a positive multiple of 8")
-    if not paths:
-        raise ValueError("num_shards must be positive")
     seen: set[str] = set()
     for entry in entries:
         _check_entry(entry, seen)

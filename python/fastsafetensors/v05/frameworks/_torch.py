@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
 
-from ..._base.dtypes import WORDS
+from ..._base.dtypes import WORDS, bits_of
 from ..._base.errors import printable
 from ..._base.regular_files import open_regular
 from ..._core import live_buffers
@@ -16,8 +17,8 @@ from ..._ranks.torch_group import TorchProcessGroup as TorchProcessGroup
 from ..._ranks.torch_group import bytes_of, open_group
 from ..._torch.gpu import load_options
 from ..._torch.torch_installed import torch
-from ..._torch.torch_state import torch_shape
-from ..._torch.torch_tensors import make_item
+from ..._torch.torch_state import torch_dtype_of, torch_shape
+from ..._torch.torch_tensors import make_item, shape_bytes
 from ..._torch.torch_tensors import wrap as wrap_core
 from ..st_types import Device, DType
 from . import FrameworkOpBase, TensorBase
@@ -157,10 +158,12 @@ class TorchOp(FrameworkOpBase):
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
         """Return an uninitialised tensor."""
-        native = list(shape)
-        if dtype is DType.F4 and native:
-            native[-1] //= 2
-        real = torch.empty(native, dtype=dtype_convert[dtype], device=device.as_str())
+        if torch_dtype_of(dtype.value, shape) is None and 0 not in shape:
+            size = math.prod(shape) * bits_of(dtype.value) // 8
+            flat = torch.empty(size, dtype=torch.uint8, device=device.as_str())
+            return TorchTensor(device, dtype, shape_bytes(flat, dtype.value, shape))
+        real = torch.empty(torch_shape(dtype.value, shape), device=device.as_str(),
+                           dtype=dtype_convert.get(dtype, torch.uint8))
         return TorchTensor(device, dtype, real)
 
     def concat_tensors(self, tensors: list[TensorBase], dim: int) -> TorchTensor:
@@ -225,11 +228,11 @@ class TorchOp(FrameworkOpBase):
                 wait()
             result: list[TensorBase] = []
             for begin, size, frame in zip(begins, sizes, frames, strict=True):
-                shape = list(frame.shape)
-                if frame.dtype is DType.F4 and shape:
-                    shape[-1] //= 2
-                flat = buffer[begin : begin + size].view(dtype_convert[frame.dtype])
-                result.append(TorchTensor(where, frame.dtype, flat.reshape(shape)))
+                if size == 0:
+                    result.append(self.get_empty_tensor(frame.shape, frame.dtype, where))
+                    continue
+                real = shape_bytes(buffer[begin : begin + size], frame.dtype.value, frame.shape)
+                result.append(TorchTensor(where, frame.dtype, real))
             return result
 
         return finish
