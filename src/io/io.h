@@ -152,7 +152,9 @@ void fsti_stream_close(fsti_file_stream *stream);
 /// several MiB: good for a program that reads a file from begin to end, not for a rank that needs a
 /// part of each tensor. Any thread may call it.
 void fsti_file_read_parts(fsti_file *file);
-/// Has the kernel start to read exactly the pages of [begin, end), if the file is read in parts.
+/// Has the kernel start to read the pages of [begin, end), without waiting for them.
+void fsti_file_start_reads(const fsti_file *file, uint64_t begin, uint64_t end);
+/// The same, and exactly these pages, if the file is read in parts.
 void fsti_file_start_part(const fsti_file *file, uint64_t begin, uint64_t end);
 
 /// Prefaults a mapping. An I/O error or a shrunken file is an error here instead of a signal later.

@@ -217,6 +217,11 @@ void fsti_file_read_parts(fsti_file *file) {
     fsti_file_advise_random(file);
 }
 
+void fsti_file_start_reads(const fsti_file *file, uint64_t begin, uint64_t end) {
+    if (fsti_io_file_is_plain(file))
+        posix_fadvise(file->fd, (off_t)begin, (off_t)(end - begin), POSIX_FADV_WILLNEED);
+}
+
 void fsti_file_start_part(const fsti_file *file, uint64_t begin, uint64_t end) {
     if (atomic_load(&file->in_parts) && fsti_io_file_is_plain(file))
         fsti_io_start_reads(file->fd, begin, end);

@@ -157,6 +157,18 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     return status;
 }
 
+/// Behind a smaller range, what the kernel reads ahead may be needed next.
+#define START_BYTES_MIN ((uint64_t)16 << 20)
+
+/// Has the kernel read a chunk by one call. Page faults would read it in several steps, each with a
+/// wait.
+static void start_reads(const fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
+    const fsti_plan_extent *extent = fsti_chunk_extent(pipeline, chunk);
+    if (extent->end - extent->begin >= START_BYTES_MIN)
+        fsti_file_start_reads(pipeline->job.files[extent->file].file, range->begin, range->end);
+}
+
 /// Reads a chunk into the page cache and faults its pages into the mapping.
 static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                                worker_counts *counts, fst_error *error) {
@@ -164,7 +176,7 @@ static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_tar
     if (pipeline->chunks[chunk].is_resident) return populate_view(pipeline, chunk, counts, error);
     if (has_been_read(pipeline, chunk)) return finish_read(pipeline, chunk, counts, error);
     if (fsti_page_in_streams(pipeline, chunk)) return read_run(pipeline, chunk, counts, error);
-    (void)fsti_page_in_is_large(pipeline, chunk);
+    if (!fsti_page_in_is_large(pipeline, chunk)) start_reads(pipeline, chunk);
     counts->read_count++;
     return populate_view(pipeline, chunk, counts, error);
 }

@@ -66,6 +66,15 @@ int __wrap_madvise(void *address, size_t size, int advice) {
     return __real_madvise(address, size, advice);
 }
 
+/// Bytes that the kernel was told to start reading.
+static atomic_ullong announced_bytes;
+int __real_posix_fadvise64(int fd, off64_t begin, off64_t size, int advice);
+int __wrap_posix_fadvise64(int fd, off64_t begin, off64_t size, int advice);
+int __wrap_posix_fadvise64(int fd, off64_t begin, off64_t size, int advice) {
+    if (advice == POSIX_FADV_WILLNEED) announced_bytes += (uint64_t)size;
+    return __real_posix_fadvise64(fd, begin, size, advice);
+}
+
 /// The clock after a timed read, so that no other program's work counts.
 static _Thread_local uint64_t last_now, next_now;
 uint64_t __wrap_fsti_now_ns(void) {
@@ -129,7 +138,7 @@ static fst_load_stats load_as(fst_load_mode mode, fst_cache cache, bool *are_lar
     kernel.number++;
     kernel.opener = pthread_self();
     kernel.direct_opens = kernel.timed_reads = 0;
-    populated_bytes = stat_count = 0;
+    populated_bytes = announced_bytes = stat_count = 0;
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) abort();
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
     if (fst_loader_wait(loader, -1, NULL) != FST_OK) abort();
@@ -201,6 +210,7 @@ TEST(page_faults_of_a_slow_file_system_read_large_parts)
         fst_load_stats stats = load_as(FST_MODE_MAP, FST_CACHE_AUTO, &are_large);
         if (stats.chunks_resident > 0) SKIP("this file system does not evict");
         CHECK_INT(are_large, is_slow);
+        CHECK_INT(announced_bytes, is_slow ? 0 : stats.bytes_read);
         CHECK_INT(kernel.blocked_opens, 0); // fst_loader_open() does not wait for the read
         CHECK_INT(kernel.timed_reads, 1);
         stats = load_as(FST_MODE_LOAD, FST_CACHE_AUTO, &are_large);
