@@ -29,12 +29,10 @@ from ._base.errors import append_text, printable
 from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
-    GONE,
     LISTINGS,
     STEM,
-    UNREADABLE,
-    UNRELATED,
     Checkpoint,
+    Meaning,
     by_metric,
     clean_up,
     deleted_too_fast,
@@ -424,12 +422,12 @@ class CheckpointManager:
                 try:
                     return read(self._checkpoint_of(step, verify))
                 except Exception as error:
-                    if meaning_of(error) == UNRELATED:
+                    if meaning_of(error) is Meaning.UNRELATED:
                         raise
                     if not path.is_dir():
                         break
                     self._pass_over(step, error)
-                    if meaning_of(error) == UNREADABLE:
+                    if meaning_of(error) is Meaning.UNREADABLE:
                         unreadable = unreadable or error
             else:
                 if unreadable is not None:
@@ -536,19 +534,19 @@ class CheckpointManager:
                 steps = ([number for number, _ in find_newest(self.folder)] if step is None
                          else [step_number(step)])
             unreadable: Exception | None = None
-            for number, loaded, refused, reason in self._ranks.read_steps(
+            for number, loaded, refused, meaning in self._ranks.read_steps(
                     steps, partial(self._read_part, verify=verify, asked=step is not None),
                     self._is_gone):
                 if refused is None:
                     self._load_together(state, loaded, number)
                     return number
-                if step is not None or reason == UNRELATED:
+                if step is not None or meaning is Meaning.UNRELATED:
                     raise refused
                 gone = refused
-                if reason == GONE:
+                if meaning is Meaning.GONE:
                     break
                 self._pass_over(number, refused)
-                if reason == UNREADABLE:
+                if meaning is Meaning.UNREADABLE:
                     unreadable = unreadable or refused
             else:
                 if unreadable is not None:

@@ -145,7 +145,7 @@ static const char *match_of(const http_attempt *attempt) {
     // A version reported by a redirect's target is unknown to the redirecting host.
     bool host_knows_version =
         version != NULL && version->is_set && fsti_version_is_strong(version) &&
-        (attempt->is_redirected || !atomic_load(&request->resource->redirects));
+        (attempt->is_redirected || !atomic_load(&request->resource->has_redirected));
     return host_knows_version ? version->etag : NULL;
 }
 

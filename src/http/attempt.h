@@ -18,7 +18,8 @@ typedef struct http_attempt {
     http_response answer;
     http_verdict verdict;
     const char *why;
-    bool is_evaluated, is_hedge, is_late;
+    bool is_evaluated, is_hedge;
+    bool has_stalled;    ///< given up, because no bytes arrived for too long
     bool is_too_long;    ///< received more than requested
     bool is_redirected;  ///< sent to the target of a redirect
     bool has_first_byte; ///< of the response headers
@@ -44,7 +45,7 @@ void fsti_attempt_free(http_attempt *attempt);
 void fsti_attempt_evaluate(http_attempt *attempt);
 
 /// The next step of a request after an attempt ended with `result` (CURLcode).
-typedef enum request_step { REQUEST_DONE, REQUEST_RETRY, REQUEST_CONTINUES } request_step;
+typedef enum request_step { REQUEST_DONE, REQUEST_RETRY } request_step;
 /// *is_throttled: the host asks for fewer parallel requests.
 request_step fsti_request_finish(http_request *request, http_attempt *attempt, int result,
                                  bool *is_throttled);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Who answers for a request: signs it, says what a rejection means, and knows its secrets. A
-/// request that needs no signature has none. Private to the http module.
+/// request that needs no signature has none. Part of http.h.
 #ifndef FSTI_AUTHORITY_H
 #define FSTI_AUTHORITY_H
 

@@ -67,10 +67,8 @@ enum {
     CURL_NO_HOST = 6,
     CURL_NO_CONNECTION = 7,
     CURL_PARTIAL = 18,
-    CURL_WRITE_REFUSED = 23,
     CURL_TIMED_OUT = 28,
     CURL_TLS_FAILED = 35,
-    CURL_NO_ANSWER = 52,
     CURL_CERTIFICATE = 60,
     CURL_CA_FILE_BAD = 77,
 };
@@ -100,7 +98,6 @@ typedef struct curl_version {
     X(int, curl_easy_setopt, (curl_easy * easy, int option, ...))                                  \
     X(int, curl_easy_getinfo, (curl_easy * easy, int info, ...))                                   \
     X(void, curl_easy_cleanup, (curl_easy * easy))                                                 \
-    X(void, curl_easy_reset, (curl_easy * easy))                                                   \
     X(const char *, curl_easy_strerror, (int result))                                              \
     X(curl_list *, curl_slist_append, (curl_list * list, const char *line))                        \
     X(void, curl_slist_free_all, (curl_list * list))                                               \

@@ -234,7 +234,7 @@ static void note_sent(const event_loop *loop, http_attempt *attempt, uint64_t no
 }
 
 /// Whether an attempt has stalled.
-static bool is_dead(const http_attempt *attempt, uint64_t now_ns) {
+static bool is_stalled(const http_attempt *attempt, uint64_t now_ns) {
     http_limits limits = fsti_http_limits();
     uint32_t silence_ms_max = attempt->request->silence_ms_max;
     uint64_t silent_ms = (now_ns - attempt->last_data_ns) / 1000000;
@@ -251,7 +251,8 @@ static bool is_dead(const http_attempt *attempt, uint64_t now_ns) {
     return age_ms >= 2 * (uint64_t)limits.stall_ms && bytes < age_ms * RATE_MIN_BYTES_S / 1000;
 }
 
-static bool is_late(const http_request *request, uint64_t now_ns) {
+/// Whether a request takes much longer than usual, so that a second attempt is worth it.
+static bool needs_hedge(const http_request *request, uint64_t now_ns) {
     const http_host *host = request->host;
     if (!request->is_range || host->waiting != NULL || request->attempts[1] != NULL ||
         host->active >= host->window.size_max)
@@ -268,8 +269,8 @@ static bool waits_for_keys(const http_request *request) {
            authority->functions->is_renewing(authority->context);
 }
 
-/// Whether a request must end now (cancelled or timed out). Sets its status.
-static bool must_end(http_request *request, uint64_t now_ns) {
+/// Sets the status of a request that must end now (cancelled or timed out). False: it goes on.
+static bool end_if_due(http_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
     bool is_expired =
         request->bound_ms > 0 && now_ns - request->begun_ns > request->bound_ms * (uint64_t)1000000;
@@ -283,15 +284,15 @@ static bool must_end(http_request *request, uint64_t now_ns) {
 }
 
 static void tick_request(event_loop *loop, http_request *request, uint64_t now_ns) {
-    if (must_end(request, now_ns)) {
+    if (end_if_due(request, now_ns)) {
         end_request(loop, request);
         return;
     }
     for (int i = 0; i < ATTEMPT_COUNT; i++) {
         http_attempt *attempt = request->attempts[i];
         note_sent(loop, attempt, now_ns);
-        if (attempt == NULL || !is_dead(attempt, now_ns)) continue;
-        attempt->is_late = true;
+        if (attempt == NULL || !is_stalled(attempt, now_ns)) continue;
+        attempt->has_stalled = true;
         finish_attempt(loop, attempt, CURL_TIMED_OUT);
         return; // the request may be freed
     }
@@ -300,7 +301,7 @@ static void tick_request(event_loop *loop, http_request *request, uint64_t now_n
         request->wake_ns = now_ns + TICK_MS * (uint64_t)1000000;
     else if (!is_running && now_ns >= request->wake_ns)
         send_request(loop, request, false);
-    else if (request->attempts[0] != NULL && is_late(request, now_ns))
+    else if (request->attempts[0] != NULL && needs_hedge(request, now_ns))
         send_request(loop, request, true);
 }
 
@@ -308,7 +309,7 @@ static void tick_request(event_loop *loop, http_request *request, uint64_t now_n
 static void tick_waiting(http_host *host, uint64_t now_ns) {
     for (http_request **at = &host->waiting; *at != NULL;) {
         http_request *request = *at;
-        if (!must_end(request, now_ns)) {
+        if (!end_if_due(request, now_ns)) {
             at = &request->next;
             continue;
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the http module: requests through libcurl, with checked responses, retries and
-/// hedged requests. Knows no objects, stores or credentials: a request names its authority.
+/// hedged requests. A request names its authority, which knows objects, stores and credentials;
+/// this module only reads the response headers in which stores name errors and versions
+/// (response.c).
 ///
 /// Knows: hosts, requests, responses, retries.
 /// Does not know: stores, objects, credentials.
@@ -95,6 +97,7 @@ struct http_request {
     struct http_host *host;
     char *target; ///< target of redirects, or NULL
     uint32_t tries, redirects;
+    bool has_forgotten; ///< the stored redirect of its resource, because it failed
     bool was_sent;
     uint32_t remedies;  ///< that were tried; see http_remedy
     uint64_t silent_ns; ///< since when the host has sent nothing; 0: it has sent something

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Settings of all requests. Private to the http module.
+/// Settings of all requests. Part of http.h.
 #ifndef FSTI_HTTP_SETTINGS_H
 #define FSTI_HTTP_SETTINGS_H
 

@@ -136,7 +136,7 @@ static request_step fail_transfer(http_request *request, int result) {
 static fsti_retry_cause cause_of(const http_attempt *attempt, int result, bool has_status) {
     if (has_status) return FSTI_RETRY_STATUS;
     if (is_no_connection(result)) return FSTI_RETRY_REFUSED;
-    if (attempt->is_late || result == CURL_TIMED_OUT) return FSTI_RETRY_SILENT;
+    if (attempt->has_stalled || result == CURL_TIMED_OUT) return FSTI_RETRY_SILENT;
     return attempt->answer.status != 0 ? FSTI_RETRY_CUT : FSTI_RETRY_BROKEN;
 }
 
@@ -156,10 +156,10 @@ static void wait_before_retry(http_request *request, fsti_retry_cause cause,
         fsti_resource_note_retry(request->resource, cause, has_status ? answer->status : 0);
 }
 
-/// Whether another attempt with a silent host would take too long.
-static bool is_silent_host(http_request *request, const http_attempt *attempt) {
+/// Notes whether the host was silent. True: another attempt with it would take too long.
+static bool note_silence(http_request *request, const http_attempt *attempt) {
     // A host that sends a byte now and then counts as silent.
-    bool is_slow = attempt->is_late && attempt->at - attempt->begin < PROGRESS_BYTES;
+    bool is_slow = attempt->has_stalled && attempt->at - attempt->begin < PROGRESS_BYTES;
     if (attempt->answer.status != 0 && !is_slow) {
         request->silent_ns = 0;
         return false;
@@ -181,10 +181,10 @@ static request_step try_again(http_request *request, const http_attempt *attempt
     bool has_status = attempt->is_evaluated && attempt->verdict != HTTP_OK;
     // A refused connection fails at once, so it is not silence; tries_max limits the wait for a
     // restart.
-    bool is_silent = !is_restarting && is_silent_host(request, attempt);
+    bool is_silent = !is_restarting && note_silence(request, attempt);
     if (request->is_link_local || is_silent || request->tries + 1 >= tries_max)
         return has_status ? fail_answer(request, attempt, FST_E_IO, "the server failed")
-                          : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);
+                          : fail_transfer(request, attempt->has_stalled ? CURL_TIMED_OUT : result);
     request->tries++;
     wait_before_retry(request, cause_of(attempt, result, has_status), &attempt->answer);
     return REQUEST_RETRY;
@@ -249,10 +249,11 @@ static request_step follow_redirect(http_request *request, http_attempt *attempt
 
 /// A stored redirect may have expired: start again from the resource's URL, once.
 static bool forget_redirect(http_request *request, const http_attempt *attempt) {
-    if (!attempt->is_redirected || request->redirects > 0 || request->resource == NULL)
+    if (!attempt->is_redirected || request->redirects > 0 || request->has_forgotten ||
+        request->resource == NULL)
         return false;
     fsti_resource_redirect(request->resource, NULL);
-    request->redirects = 1;
+    request->has_forgotten = true;
     request->wake_ns = 0;
     return true;
 }
@@ -333,8 +334,9 @@ static bool is_conflict(const http_request *request, const http_attempt *attempt
            request->tries + 1 < fsti_http_limits().tries_max;
 }
 
-/// Whether the authority knows what may make a rejected request succeed.
-static bool is_retryable(http_request *request, const http_attempt *attempt) {
+/// Has the authority do what may make a rejected request succeed, such as renewing its keys. False:
+/// it knows nothing.
+static bool start_remedy(http_request *request, const http_attempt *attempt) {
     const http_authority *authority = &request->authority;
     if (authority->functions == NULL || attempt->is_redirected) return false;
     const http_rejection rejection = {.answer = &attempt->answer,
@@ -367,8 +369,9 @@ static void fail_private(http_request *request, const http_attempt *attempt) {
     request->error.os_errno = EACCES;
 }
 
-/// Whether an attempt failed for a reason that no retry can change. Sets the request's error.
-static bool fail_for_good(http_request *request, http_attempt *attempt, int result) {
+/// Sets the error of a request whose attempt failed for a reason that no retry can change. False: a
+/// retry may help.
+static bool fail_if_final(http_request *request, http_attempt *attempt, int result) {
     if (request->stop != NULL && atomic_load(request->stop)) {
         request->status =
             fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
@@ -408,11 +411,11 @@ request_step fsti_request_finish(http_request *request, http_attempt *attempt, i
                                  bool *is_throttled) {
     *is_throttled = false;
     if (attempt->answer.status != 0) fsti_host_note_response(attempt->host_key);
-    if (fail_for_good(request, attempt, result)) return REQUEST_DONE;
+    if (fail_if_final(request, attempt, result)) return REQUEST_DONE;
     if (result == CURL_OK) fsti_attempt_evaluate(attempt);
     if (attempt->text != NULL && attempt->verdict != HTTP_OK)
         fsti_response_read_code(&attempt->answer, attempt->text, attempt->text_bytes);
-    if (!attempt->is_evaluated || attempt->is_late) return try_again(request, attempt, result);
+    if (!attempt->is_evaluated || attempt->has_stalled) return try_again(request, attempt, result);
     *is_throttled = attempt->verdict == HTTP_SLOWER;
     switch (attempt->verdict) {
     case HTTP_OK: return finish_success(request, attempt, result);
@@ -424,6 +427,6 @@ request_step fsti_request_finish(http_request *request, http_attempt *attempt, i
                                             : finish_refused(request, attempt);
     default:
         if (is_conflict(request, attempt)) return try_again(request, attempt, result);
-        return is_retryable(request, attempt) ? REQUEST_RETRY : finish_refused(request, attempt);
+        return start_remedy(request, attempt) ? REQUEST_RETRY : finish_refused(request, attempt);
     }
 }

@@ -26,7 +26,7 @@ void fsti_resource_redirect(http_resource *resource, const char *target) {
     pthread_mutex_lock(&resource->lock);
     fsti_secret_text_free(resource->target);
     resource->target = copy; // NULL without memory: the next request is redirected again
-    atomic_store(&resource->redirects, true);
+    atomic_store(&resource->has_redirected, true);
     pthread_mutex_unlock(&resource->lock);
 }
 

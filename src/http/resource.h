@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What all requests for one URL share. Private to the http module.
+/// What all requests for one URL share. Part of http.h.
 #ifndef FSTI_RESOURCE_H
 #define FSTI_RESOURCE_H
 
@@ -24,10 +24,10 @@ typedef struct fsti_retries {
 /// A resource of one version: the version of the first response is required of all others. The
 /// owner sets it before other threads use the resource; the rest is thread-safe.
 typedef struct http_resource {
-    resource_version version; ///< is_set: required of all responses
-    pthread_mutex_t lock;     ///< protects `target`
-    char *target;             ///< last target of redirects, or NULL
-    atomic_bool redirects;    ///< its URL has redirected
+    resource_version version;   ///< is_set: required of all responses
+    pthread_mutex_t lock;       ///< protects `target`
+    char *target;               ///< last target of redirects, or NULL
+    atomic_bool has_redirected; ///< its URL has
     // Retries since the last fsti_resource_take_retries().
     _Atomic uint64_t retry_counts[FSTI_RETRY_CAUSE_COUNT];
     _Atomic uint64_t retry_wait_ns;

@@ -171,7 +171,8 @@ static void read_field(http_response *answer, const char *line, size_t name_size
 bool fsti_response_line(http_response *answer, const char *line, size_t size, int64_t now_s) {
     size_t head_bytes = answer->head_bytes + size;
     while (size > 0 && (line[size - 1] == '\n' || line[size - 1] == '\r')) size--;
-    if (size >= 5 && memcmp(line, "HTTP/", 5) == 0) {
+    bool is_status = size >= 5 && memcmp(line, "HTTP/", 5) == 0;
+    if (is_status) {
         // A further header block follows: 100 Continue, or a proxy's response.
         const char *space = memchr(line, ' ', size);
         uint64_t status = 0;
@@ -184,7 +185,7 @@ bool fsti_response_line(http_response *answer, const char *line, size_t size, in
     answer->head_bytes = head_bytes;
     const char *colon = memchr(line, ':', size);
     if (memchr(line, '\0', size) != NULL) fail_line(answer, "the response headers contain a NUL");
-    if (colon != NULL && line[0] != 'H') {
+    if (colon != NULL && !is_status) {
         const char *value = colon + 1, *end = line + size;
         while (value < end && (*value == ' ' || *value == '\t')) value++;
         while (end > value && (end[-1] == ' ' || end[-1] == '\t')) end--;

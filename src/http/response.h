@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Response headers, evaluated before the body is used. Private to the http module. Pure.
+/// Response headers, evaluated before the body is used. Part of http.h. Pure.
 #ifndef FSTI_RESPONSE_H
 #define FSTI_RESPONSE_H
 

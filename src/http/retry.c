@@ -7,20 +7,20 @@
 #include <string.h>
 
 /// The longest wait before an attempt.
-static uint64_t longest_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms) {
-    return fsti_min((uint64_t)base_ms << fsti_min(tries, 20), cap_ms);
+static uint64_t longest_wait_ms(uint32_t failures, uint32_t base_ms, uint32_t cap_ms) {
+    return fsti_min((uint64_t)base_ms << fsti_min(failures, 20), cap_ms);
 }
 
-uint64_t fsti_retry_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
+uint64_t fsti_retry_wait_ms(uint32_t failures, uint32_t base_ms, uint32_t cap_ms,
                             int64_t retry_after_ms, uint64_t random) {
-    uint64_t wait_ms = random % (longest_wait_ms(tries, base_ms, cap_ms) + 1);
+    uint64_t wait_ms = random % (longest_wait_ms(failures, base_ms, cap_ms) + 1);
     if (retry_after_ms <= 0) return wait_ms;
     return fsti_max(wait_ms, fsti_min((uint64_t)retry_after_ms, cap_ms));
 }
 
-uint64_t fsti_retry_restart_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
+uint64_t fsti_retry_restart_wait_ms(uint32_t failures, uint32_t base_ms, uint32_t cap_ms,
                                     uint64_t random) {
-    uint64_t most_ms = longest_wait_ms(tries, base_ms, cap_ms), least_ms = most_ms / 2;
+    uint64_t most_ms = longest_wait_ms(failures, base_ms, cap_ms), least_ms = most_ms / 2;
     return least_ms + random % (most_ms - least_ms + 1);
 }
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/// When to retry, and how many requests to send in parallel. Private to the http module. Pure: the
+/// When to retry, and how many requests to send in parallel. Part of http.h. Pure: the
 /// caller provides time and random numbers.
 #ifndef FSTI_RETRY_H
 #define FSTI_RETRY_H
 
 #include "base/primitives.h"
 
-/// The wait before attempt `tries` (from 1): random between 0 and the smaller of `cap_ms` and
-/// base_ms x 2^tries, but at least what the server asks for (-1: nothing). `random`: random bits.
-uint64_t fsti_retry_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
+/// The wait after `failures` failed attempts: random between 0 and the smaller of `cap_ms` and
+/// base_ms x 2^failures, but at least what the server asks for (-1: nothing). `random`: random
+/// bits.
+uint64_t fsti_retry_wait_ms(uint32_t failures, uint32_t base_ms, uint32_t cap_ms,
                             int64_t retry_after_ms, uint64_t random);
-/// The wait before attempt `tries` (from 1) at a host that has responded before and now refuses
+/// The wait after `failures` failed attempts at a host that has responded before and now refuses
 /// connections: random between half the longest wait and all of it. With the defaults, eight
 /// attempts wait at least 12.7 s in sum, enough for a server to restart.
-uint64_t fsti_retry_restart_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
+uint64_t fsti_retry_restart_wait_ms(uint32_t failures, uint32_t base_ms, uint32_t cap_ms,
                                     uint64_t random);
 
 /// The number of parallel requests to one host.

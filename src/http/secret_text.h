@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Recognises secrets that messages must not contain. Private to the http module. Pure.
+/// Recognises secrets that messages must not contain. Part of http.h. Pure.
 #ifndef FSTI_SECRET_TEXT_H
 #define FSTI_SECRET_TEXT_H
 

@@ -114,7 +114,7 @@ bool fsti_output_had_object(const fsti_output *output);
 const struct fsti_precondition *fsti_output_mark(const fsti_output *output);
 /// For an object: cancels its requests, which end soon with FST_E_CANCELLED. Thread-safe.
 void fsti_output_stop(fsti_output *output);
-/// For an object: passes its bytes to `observer` (see net.h). Set it before the first write.
+/// For an object: passes its bytes to `observer` (see store.h). Set it before the first write.
 typedef fst_status (*fsti_output_observer)(void *context, uint64_t offset, const void *data,
                                            uint64_t size_bytes, fst_error *error);
 void fsti_output_observe_parts(fsti_output *output, fsti_output_observer observer, void *context);

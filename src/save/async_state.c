@@ -58,7 +58,7 @@ void fsti_async_save_cancel(fst_async_save *save) {
         if (save->is_created)
             fsti_writer_cancel(save->writer);
         else
-            atomic_store(&save->writer->progress.is_cancelled, true);
+            atomic_store(&save->writer->progress.cancel_requested, true);
     }
     pthread_mutex_unlock(&save->lock);
 }

@@ -154,12 +154,12 @@ const fsti_step_kind fsti_step_place_file = {.name = "the new file in place",
                                              .run = place_file,
                                              .undo = undo_place,
                                              .release = release_kept,
-                                             .needs_cleanup = true};
+                                             .only_after_success = true};
 const fsti_step_kind fsti_step_place_manifest = {.name = "the manifest in place",
                                                  .run = place_manifest,
                                                  .undo = undo_place,
                                                  .release = release_kept,
-                                                 .needs_cleanup = true};
+                                                 .only_after_success = true};
 const fsti_step_kind fsti_step_link_file = {.name = "the new file under its own name",
                                             .run = link_file};
 const fsti_step_kind fsti_step_unname_file = {
@@ -183,7 +183,7 @@ const fsti_step_kind fsti_step_remove_file = {
     .name = "a file of an earlier save removed", .run = remove_file, .is_independent = true};
 // While old files remain, the index stays by which the next save finds and deletes them.
 const fsti_step_kind fsti_step_remove_index = {
-    .name = "the index of an earlier save removed", .run = remove_file, .needs_cleanup = true};
+    .name = "the index of an earlier save removed", .run = remove_file, .only_after_success = true};
 const fsti_step_kind fsti_step_sync_folder = {.name = "names synced to disk", .run = sync_folder};
 const fsti_step_kind fsti_step_check = {.name = "existing files checked", .run = run_check};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Executes a journal: see journal.h.
 ///
-/// Invariant: before the commit step (commit_index), every executed step can be undone; after it,
+/// Invariant: before the commit step (cleanup_begin), every executed step can be undone; after it,
 /// only cleanup remains. run_until_commit() executes the first part, and undoes it in reverse order
 /// on failure.
 #include "journal.h"
@@ -35,12 +35,12 @@ fst_status fsti_journal_add_path(save_journal *journal, const fsti_step_kind *ki
                             error);
 }
 
-void fsti_journal_set_commit(save_journal *journal) { journal->commit_index = journal->count; }
+void fsti_journal_set_commit(save_journal *journal) { journal->cleanup_begin = journal->count; }
 
 static fst_status run_step(save_journal *journal, size_t index, fst_error *error) {
     journal_step *step = &journal->steps[index];
     const char *path = step->path == NULL ? "" : step->path;
-    step->may_be_undone = index + 1 < journal->commit_index;
+    step->may_be_undone = index + 1 < journal->cleanup_begin;
     fsti_log(FST_LOG_DEBUG, "save step %zu of %zu: %s, %s", index + 1, journal->count,
              step->kind->name, step->output != NULL ? fsti_output_path(step->output) : path);
     return step->kind->run(journal, step, error);
@@ -58,7 +58,7 @@ static void undo(save_journal *journal, size_t count, fst_error *error) {
         journal_step *step = &journal->steps[i];
         fst_error second = {0};
         if (step->kind->undo == NULL || step->kind->undo(step, &second) == FST_OK) continue;
-        journal->is_committed = true; // so that close() deletes no names
+        journal->keeps_names = true;
         if (i + 1 == count && step->kind->reports_undo) return;
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,
@@ -69,24 +69,24 @@ static void undo(save_journal *journal, size_t count, fst_error *error) {
 
 static fst_status run_until_commit(save_journal *journal, fst_error *error) {
     fst_error own = {0};
-    for (size_t i = 0; i < journal->commit_index; i++) {
+    for (size_t i = 0; i < journal->cleanup_begin; i++) {
         fst_status status = run_step(journal, i, &own);
         if (status == FST_OK) continue;
         undo(journal, i + 1, &own);
         if (error != NULL) *error = own;
         return status;
     }
-    journal->is_committed = true;
+    journal->is_committed = journal->keeps_names = true;
     return FST_OK;
 }
 
 /// Cleans up. A failed step ends cleanup if later steps depend on it.
 static void run_cleanup(save_journal *journal) {
     journal->is_complete = true;
-    for (size_t i = journal->commit_index; i < journal->count; i++) {
+    for (size_t i = journal->cleanup_begin; i < journal->count; i++) {
         fst_error error = {0};
         const fsti_step_kind *kind = journal->steps[i].kind;
-        if (kind->needs_cleanup && !journal->is_complete) return;
+        if (kind->only_after_success && !journal->is_complete) return;
         fst_status status = run_step(journal, i, &error);
         if (status == FST_OK) continue;
         journal->is_complete = false;
@@ -100,7 +100,7 @@ static void run_cleanup(save_journal *journal) {
 
 fst_status fsti_journal_run(save_journal *journal, fst_error *error) {
     FST_TRY(run_until_commit(journal, error));
-    for (size_t i = 0; i < journal->commit_index; i++) release_step(&journal->steps[i], true);
+    for (size_t i = 0; i < journal->cleanup_begin; i++) release_step(&journal->steps[i], true);
     run_cleanup(journal);
     return FST_OK;
 }

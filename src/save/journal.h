@@ -3,9 +3,9 @@
 /// Private to the save module. No step needs disk space for data, so a full disk cannot stop it
 /// halfway.
 ///
-/// Before the commit step (commit_index) a failed step undoes the earlier ones, and the old model
-/// is intact. After it the new model is complete, and the rest is cleanup, whose failures are only
-/// reported (fst_save_stats.warning, the log).
+/// The steps before cleanup_begin, of which the last one commits, are undone if one of them fails,
+/// and the old model is intact. After them the new model is complete, and the rest is cleanup,
+/// whose failures are only reported (fst_save_stats.warning, the log).
 #ifndef FSTI_JOURNAL_H
 #define FSTI_JOURNAL_H
 
@@ -24,8 +24,8 @@ typedef struct fsti_step_kind {
     /// as well. NULL: it keeps nothing.
     void (*release)(journal_step *step, bool deletes);
     bool reports_undo; ///< the error of a failed run says all about the target: `undo` adds nothing
-    bool needs_cleanup;  ///< after the commit: runs only if everything before it succeeded
-    bool is_independent; ///< after the commit: later steps run even if it fails
+    bool only_after_success; ///< after the commit: runs only if everything before it succeeded
+    bool is_independent;     ///< after the commit: later steps run even if it fails
 } fsti_step_kind;
 
 typedef fst_status (*journal_check)(void *context, fst_error *error);
@@ -54,9 +54,10 @@ struct journal_step {
 struct save_journal {
     journal_step *steps;
     size_t count, capacity;
-    size_t commit_index; ///< steps before this one are undone on failure
-    bool is_committed;   ///< the new model is in place
-    bool is_complete;    ///< cleanup is done too
+    size_t cleanup_begin; ///< the first step after the commit
+    bool is_committed;    ///< the new model is in place
+    bool keeps_names;     ///< of new files: after the commit, or because undoing it failed
+    bool is_complete;     ///< cleanup is done too
     uint64_t sync_count, sync_ns;
     char warning[256];
 };

@@ -45,7 +45,7 @@ extern const fsti_step_kind fsti_step_clear_object;
 /// Deletes an object of an earlier save if it still has the expected version.
 extern const fsti_step_kind fsti_step_remove_object;
 /// Deletes the new index, if cleanup left nothing that it must hide.
-extern const fsti_step_kind fsti_step_displace_index;
+extern const fsti_step_kind fsti_step_remove_new_index;
 
 /// The first word of manifests.
 #define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "

@@ -8,7 +8,7 @@
 
 static bool has_stale(const fst_writer *writer) {
     for (size_t i = 0; i < writer->target.store.member_count; i++)
-        if (!fsti_store_is_own(writer, writer->target.store.members[i])) return true;
+        if (!fsti_save_replaces_single(writer, writer->target.store.members[i])) return true;
     return false;
 }
 
@@ -18,7 +18,7 @@ static bool wants_index(const fst_writer *writer) {
     // deleted. Without list permission the index may still have been seen.
     const store_state *store = &writer->target.store;
     bool has_index =
-        store->is_unknown ? store->index.kind == FSTI_PRECONDITION_VERSION : store->has_index;
+        store->is_unlisted ? store->index.kind == FSTI_PRECONDITION_VERSION : store->may_have_index;
     return writer->target.folder != NULL && (has_index || has_stale(writer));
 }
 
@@ -80,11 +80,11 @@ static fst_status check_no_index(void *context, fst_error *error) {
 }
 
 /// Old files may be deleted only after checking that no other index refers to them.
-static bool lacks_list_permission(const fst_writer *writer) {
+static bool lacks_read_permission(const fst_writer *writer) {
     return writer->target.store.index.is_forbidden || writer->target.store.single.is_forbidden;
 }
 
-static fst_status report_hidden_files(void *context, fst_error *error) {
+static fst_status report_undeleted_files(void *context, fst_error *error) {
     const fst_writer *writer = context;
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = writer->target.folder;
@@ -130,11 +130,11 @@ static fst_status add_removals(fst_writer *writer, fst_error *error) {
     bool has_index = writer->publication.final_index != NULL;
     if (has_index && (has_stale(writer) || writer->publication.manifest.kind != NULL))
         FST_TRY(add_check(writer, check_index, error));
-    for (size_t i = 0; i < store->member_count && !lacks_list_permission(writer); i++) {
+    for (size_t i = 0; i < store->member_count && !lacks_read_permission(writer); i++) {
         journal_step step = {
             .kind = &fsti_step_remove_object, .path = store->members[i], .watch = &store->watch};
-        if (fsti_store_is_own(writer, step.path)) continue;
-        if (fsti_store_is_single(writer, step.path)) step.expected = &store->single;
+        if (fsti_save_replaces_single(writer, step.path)) continue;
+        if (fsti_save_is_single_url(writer, step.path)) step.expected = &store->single;
         FST_TRY(fsti_journal_add(&writer->publication.journal, &step, error));
     }
     return FST_OK;
@@ -147,7 +147,7 @@ static fst_status plan_until_commit(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->publication.journal;
     fsti_output *index = writer->publication.final_index;
     bool is_first =
-        index != NULL && writer->contents.file_count == 1 && !writer->target.store.has_index;
+        index != NULL && writer->contents.file_count == 1 && !writer->target.store.may_have_index;
     bool is_last = index != NULL && !is_first;
     if (!is_last) FST_TRY(fsti_save_manifest_aside_objects(writer, error));
     if (is_first) FST_TRY(fsti_journal_add_output(journal, &fsti_step_place_object, index, error));
@@ -168,14 +168,14 @@ static fst_status add_steps(fst_writer *writer, fst_error *error) {
     FST_TRY(add_removals(writer, error));
     // Remaining files are hidden by an index of the new file.
     bool leaves_some =
-        writer->target.store.is_unknown || (lacks_list_permission(writer) && has_stale(writer));
+        writer->target.store.is_unlisted || (lacks_read_permission(writer) && has_stale(writer));
     if (writer->contents.file_count == 1 && index != NULL && !leaves_some)
-        FST_TRY(fsti_journal_add_output(journal, &fsti_step_displace_index, index, error));
+        FST_TRY(fsti_journal_add_output(journal, &fsti_step_remove_new_index, index, error));
     if (writer->publication.manifest.kind != NULL && index == NULL)
         FST_TRY(add_check(writer, check_file, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
-    return lacks_list_permission(writer) && has_stale(writer)
-               ? add_check(writer, report_hidden_files, error)
+    return lacks_read_permission(writer) && has_stale(writer)
+               ? add_check(writer, report_undeleted_files, error)
                : FST_OK;
 }
 

@@ -61,7 +61,7 @@ const fsti_step_kind fsti_step_place_object = {.name = "the new file in place",
                                                .run = place_object,
                                                .undo = undo_place,
                                                .reports_undo = true,
-                                               .needs_cleanup = true};
+                                               .only_after_success = true};
 const fsti_step_kind fsti_step_hide_object = {
     .name = "the manifest or digests of an earlier save moved aside",
     .run = hide_object,
@@ -74,5 +74,5 @@ const fsti_step_kind fsti_step_clear_object = {.name =
                                                .release = forget_object};
 const fsti_step_kind fsti_step_remove_object = {
     .name = "a file of an earlier save removed", .run = remove_object, .is_independent = true};
-const fsti_step_kind fsti_step_displace_index = {
-    .name = "the index of an earlier save removed", .run = displace, .needs_cleanup = true};
+const fsti_step_kind fsti_step_remove_new_index = {
+    .name = "the index of this save removed", .run = displace, .only_after_success = true};

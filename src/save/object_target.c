@@ -74,7 +74,7 @@ static fst_status record_key(void *context, const char *name, fst_error *error) 
     if (!is_index && !is_member(writer, name)) return FST_OK;
     if (fsti_store_forbids_overwrite()) return report_existing_model(writer, error);
     if (is_index) {
-        store->has_index = true;
+        store->may_have_index = true;
         return FST_OK;
     }
     return record_path(writer, name, &store->members, &store->member_count, &store->member_capacity,
@@ -94,8 +94,8 @@ static fst_status list_existing(fst_writer *writer, fst_error *error) {
         fsti_log(FST_LOG_WARNING,
                  "files of an earlier save are not deleted, because the folder can't be listed: %s",
                  cause.message);
-        fsti_store_state_clear(&writer->target.store);
-        writer->target.store.has_index = writer->target.store.is_unknown = true;
+        fsti_save_store_clear(&writer->target.store);
+        writer->target.store.may_have_index = writer->target.store.is_unlisted = true;
         return FST_OK;
     }
     if (status != FST_OK && error != NULL) *error = cause;
@@ -106,7 +106,7 @@ static fst_status list_existing(fst_writer *writer, fst_error *error) {
 /// until the index is replaced, and then the new one.
 static fst_status choose_names(fst_writer *writer, fst_error *error) {
     const store_state *store = &writer->target.store;
-    bool is_free = !store->has_index && store->member_count == 0;
+    bool is_free = !store->may_have_index && store->member_count == 0;
     if (writer->contents.file_count == 1 || is_free || fsti_store_forbids_overwrite())
         return FST_OK;
     snprintf(writer->target.store.tag, sizeof writer->target.store.tag, "-%016" PRIx64,
@@ -120,11 +120,11 @@ static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
     store_state *store = &writer->target.store;
     const char *index = writer->target.published[writer->contents.file_count];
     store->index = (fsti_precondition){.kind = FSTI_PRECONDITION_ABSENT};
-    if (store->has_index)
+    if (store->may_have_index)
         FST_TRY(fsti_store_stat(index, &writer->target.store.watch, &store->index, error));
     // Of the files to delete, only the single file's name can be reused by another save.
     for (size_t i = 0; i < store->member_count; i++)
-        if (fsti_store_is_single(writer, store->members[i]))
+        if (fsti_save_is_single_url(writer, store->members[i]))
             FST_TRY(fsti_store_stat(store->members[i], &writer->target.store.watch, &store->single,
                                     error));
     return FST_OK;
@@ -147,7 +147,7 @@ static void set_expected_version(fst_writer *writer, uint32_t file) {
 /// Once the caller has cancelled, do not call it again: rollback polls it too.
 static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
     save_progress *progress = context;
-    if (atomic_load(&progress->is_ended))
+    if (atomic_load(&progress->cancel_reported))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
     return fsti_progress_report(progress, zero, error);
 }
@@ -165,10 +165,10 @@ static fst_status find_objects(fst_writer *writer, fst_error *error) {
         target->watch = &writer->target.store.watch;
         if (is_sharded) set_expected_version(writer, f);
         // A single object is not checked for existence.
-        target->had_object = is_index ? writer->target.store.has_index : !is_sharded;
+        target->had_object = is_index ? writer->target.store.may_have_index : !is_sharded;
     }
     for (size_t i = 0; i < writer->target.store.member_count; i++)
-        if (fsti_store_is_own(writer, writer->target.store.members[i]))
+        if (fsti_save_replaces_single(writer, writer->target.store.members[i]))
             writer->contents.files[0].target.had_object = true;
     return FST_OK;
 }

@@ -41,7 +41,7 @@ static fst_status run(fst_writer *writer, fst_error *error) {
     FST_TRY(sync_shared(writer, error));
     FST_TRY(digest_shared(writer, error));
     FST_TRY(target->plan(writer, error));
-    if (atomic_load(&writer->progress.is_cancelled))
+    if (atomic_load(&writer->progress.cancel_requested))
         return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
     const fsti_source_kind *source = writer->source.kind;
     if (source->unchanged != NULL) FST_TRY(source->unchanged(writer, error));

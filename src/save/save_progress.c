@@ -28,8 +28,8 @@ fst_status fsti_progress_report(void *context, uint64_t size_bytes, fst_error *e
                                 progress->tensor_count);
         pthread_mutex_unlock(&progress->report_lock);
     }
-    if (stop == 0 && !atomic_load(&progress->is_cancelled)) return FST_OK;
-    atomic_store(&progress->is_ended, true);
+    if (stop == 0 && !atomic_load(&progress->cancel_requested)) return FST_OK;
+    atomic_store(&progress->cancel_reported, true);
     return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
 }
 

@@ -15,8 +15,8 @@ typedef struct save_progress {
     uint64_t bytes_total, start_ns;
     size_t tensor_count;
 
-    atomic_bool is_cancelled;
-    atomic_bool is_ended; ///< the caller has cancelled
+    atomic_bool cancel_requested; ///< by another thread
+    atomic_bool cancel_reported;  ///< as FST_E_CANCELLED: the callback is not called again
 
     pthread_mutex_t report_lock; ///< serializes the callback; taken before `lock`
     pthread_mutex_t lock;        ///< protects the fields below

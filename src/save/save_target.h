@@ -35,10 +35,10 @@ extern const fsti_target_kind fsti_target_files, fsti_target_objects;
 
 /// What a save to a store knows of it.
 typedef struct store_state {
-    fsti_http_watch watch;           ///< cancellation while waiting
-    char tag[20];                    ///< makes file names unique: "-" and 16 digits, or ""
-    bool has_index;                  ///< existed with this stem when the save began
-    bool is_unknown;                 ///< the folder may not be listed
+    fsti_http_watch watch; ///< cancellation while waiting
+    char tag[20];          ///< makes file names unique: "-" and 16 digits, or ""
+    bool may_have_index;   ///< one with this stem existed when the save began, or that is unknown
+    bool is_unlisted;      ///< permission to list the folder is missing
     fsti_precondition index, single; ///< versions of the index and the single file
     char **manifests;                ///< URLs of manifests of single files
     size_t manifest_count, manifest_capacity;
@@ -62,10 +62,10 @@ typedef struct save_target {
 } save_target;
 
 /// Frees the lists.
-void fsti_store_state_clear(store_state *store);
+void fsti_save_store_clear(store_state *store);
 /// Whether an existing object is the single file of the model.
-bool fsti_store_is_single(const fst_writer *writer, const char *member);
-/// Whether an existing object has a name that this save writes.
-bool fsti_store_is_own(const fst_writer *writer, const char *member);
+bool fsti_save_is_single_url(const fst_writer *writer, const char *member);
+/// Whether an existing object has the name of the single file that this save writes.
+bool fsti_save_replaces_single(const fst_writer *writer, const char *member);
 
 #endif

@@ -126,6 +126,6 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
 }
 
 void fsti_writer_cancel(fst_writer *writer) {
-    atomic_store(&writer->progress.is_cancelled, true);
+    atomic_store(&writer->progress.cancel_requested, true);
     if (writer->target.kind->stop != NULL) writer->target.kind->stop(writer);
 }

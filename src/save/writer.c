@@ -148,22 +148,22 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
 
 /// Closes the files and deletes their temporary names, unless the commit passed its commit step,
 /// because an index may then refer to them. Names known to other processes are kept.
-static void close_files(fst_writer *writer, bool is_published) {
+static void close_files(fst_writer *writer, bool keeps_names) {
     const save_publication *publication = &writer->publication;
     bool names_are_shared =
         publication->role == ROLE_JOINED || publication->role == ROLE_HANDED_OVER;
     void (*drop)(fsti_output *) =
-        is_published || names_are_shared ? fsti_output_abandon : fsti_output_close;
+        keeps_names || names_are_shared ? fsti_output_abandon : fsti_output_close;
     for (uint32_t f = 0; writer->contents.files != NULL && f < writer->contents.file_count; f++) {
         save_file *file = &writer->contents.files[f];
         fsti_stage_close(file->stage, NULL);
         // After a cancellation, a store has two seconds to abort uploads.
-        if (file->output != NULL && atomic_load(&writer->progress.is_ended))
+        if (file->output != NULL && atomic_load(&writer->progress.cancel_reported))
             fsti_output_stop(file->output);
         drop(file->output);
     }
     fsti_output_close(publication->manifest.output); // no index refers to it
-    drop = is_published ? fsti_output_abandon : fsti_output_close;
+    drop = keeps_names ? fsti_output_abandon : fsti_output_close;
     drop(publication->interim_index);
     drop(publication->final_index);
 }
@@ -177,7 +177,7 @@ static void clear_memory(fst_writer *writer) {
     fsti_target_clear(&target->index);
     fsti_target_clear(&writer->publication.manifest.target);
     fsti_journal_clear(&writer->publication.journal);
-    fsti_store_state_clear(&target->store);
+    fsti_save_store_clear(&target->store);
     fsti_snapshot_source_close(&writer->source);
     fsti_contents_clear(&writer->contents);
     fsti_free(writer->stream.coverage);
@@ -207,13 +207,12 @@ void fsti_writer_close(fst_writer *writer) {
         leave_to_parent(writer);
         return;
     }
-    bool is_published = writer->publication.journal.is_committed;
+    bool keeps_names = writer->publication.journal.keeps_names;
     // Other processes may use names that were handed over.
-    if (writer->publication.role == ROLE_HANDED_OVER && !is_published)
-        fsti_writer_take_back(writer);
-    close_files(writer, is_published);
+    if (writer->publication.role == ROLE_HANDED_OVER && !keeps_names) fsti_writer_take_back(writer);
+    close_files(writer, keeps_names);
     fsti_folder_leave(&writer->target.folder_use,
-                      atomic_load(&writer->state) != WRITER_COMMITTED && !is_published);
+                      atomic_load(&writer->state) != WRITER_COMMITTED && !keeps_names);
     fsti_progress_destroy(&writer->progress);
     pthread_mutex_destroy(&writer->stream.lock);
     clear_memory(writer);

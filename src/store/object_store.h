@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Object stores: URLs of objects, and the data that signs their requests. Private to the net
+/// Object stores: URLs of objects, and the data that signs their requests. Private to the store
 /// module.
 #ifndef FSTI_OBJECT_STORE_H
 #define FSTI_OBJECT_STORE_H

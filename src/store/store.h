@@ -111,8 +111,7 @@ typedef struct fsti_upload fsti_upload;
 /// NULL: no condition) limits what may be replaced; otherwise commit returns FST_E_FILE_CHANGED.
 /// Stores without conditional writes get none.
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_http_watch *watch,
-                            const fsti_precondition *precondition, fsti_upload **out,
-                            fst_error *error);
+                            const fsti_precondition *expected, fsti_upload **out, fst_error *error);
 /// Receives every byte of the object once, part by part (parts start at multiples of 1 MiB) in any
 /// order, on the writing threads. Its error becomes the write's.
 typedef fst_status (*fsti_part_observer)(void *context, uint64_t offset, const void *data,
@@ -153,7 +152,7 @@ fst_status fsti_store_fetch(const char *url, const fsti_http_watch *watch, size_
 /// Deletes an object; a missing one is not an error. `expected` (NULL: no condition): an object
 /// that has replaced it is kept, which is no error either and sets *is_other (may be NULL). If
 /// `expected` says that there was no object, nothing is deleted. `watch` may be NULL.
-fst_status fsti_store_remove(const char *url, const fsti_precondition *precondition,
+fst_status fsti_store_remove(const char *url, const fsti_precondition *expected,
                              const fsti_http_watch *watch, bool *is_other, fst_error *error);
 
 #endif

@@ -54,7 +54,7 @@ struct fsti_upload {
     char *url, *name, *given; ///< given: the URL as given by the caller
     uint64_t size_bytes, part_bytes;
     upload_target target;
-    atomic_bool stop;
+    atomic_bool stop; ///< ends all requests: cancelled, a part has failed, or the upload is closed
     fsti_http_watch watch;
     fsti_part_observer observer; ///< may be NULL
     void *observer_context;
@@ -68,7 +68,7 @@ struct fsti_upload {
     bool has_same_content; ///< with create_only: the existing object has the same content
     bool is_first_answer;  ///< the request for the whole object was sent only once
     bool is_unclear;   ///< the response for the whole object says 200, but not that it was stored
-    fst_status status; ///< of the last failed part, with its error
+    fst_status status; ///< of the first part that failed, with its error
     fst_error error;
     uint32_t refusal; ///< HTTP status of that part
     char region[40];  ///< the bucket's region, if the store reported it with the failure
@@ -234,7 +234,8 @@ static void finish_part(http_request *request) {
 static fst_status fail_unsent(fsti_upload *upload, upload_slot *slot, fst_error *error) {
     pthread_mutex_lock(&upload->lock);
     slot->state = SLOT_FREE;
-    upload->status = fsti_error_memory(&upload->error, strlen(upload->url));
+    if (upload->status == FST_OK)
+        upload->status = fsti_error_memory(&upload->error, strlen(upload->url));
     pthread_cond_broadcast(&upload->changed);
     pthread_mutex_unlock(&upload->lock);
     return fsti_error_memory(error, strlen(upload->url));

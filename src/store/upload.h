@@ -29,10 +29,10 @@ typedef struct upload_target {
     bool forbids_overwrite;
     fsti_precondition precondition, put; ///< what it may replace, and its version afterwards
     char condition[sizeof(fsti_precondition) + 32];
-    const char *lines[4]; ///< headers of the request that makes it visible
-    const atomic_bool *stop;
+    const char *lines[4];         ///< headers of the request that makes it visible
+    const atomic_bool *stop;      ///< ends requests
     const fsti_http_watch *watch; ///< called in waits
-    atomic_bool is_cancelled;     ///< set by the writer: limit the time for cleanup
+    atomic_bool is_cancelled;     ///< by the user: limits the time for cleanup
     fsti_http_counts counts;      ///< of the requests below
 } upload_target;
 
@@ -54,7 +54,7 @@ void fsti_upload_abort(upload_target *target);
 /// Headers of a request for a part. Static.
 extern const char *const fsti_upload_part_lines[];
 /// Writes the headers of the request that makes the object visible, with the condition, to
-/// place->lines.
+/// target->lines.
 void fsti_upload_write_lines(upload_target *target);
 /// Writes the header for a condition. False: unconditional.
 bool fsti_precondition_header(fsti_location_kind kind, const fsti_precondition *precondition,

@@ -13,7 +13,7 @@
 typedef struct beginning {
     http_request request; ///< starts the upload; if it was abandoned, then aborts it
     object_store *store;
-    char *url, *name, *asked; ///< of the object; asked: with the request's query
+    char *url, *name, *request_url; ///< of the object; request_url: with the request's query
     char hash[SHA256_HEX_BYTES];
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -26,14 +26,14 @@ static void free_beginning(beginning *begun) {
     fsti_store_unref(begun->store);
     fsti_secret_text_free(begun->url);
     fsti_free(begun->name);
-    fsti_secret_text_free(begun->asked);
+    fsti_secret_text_free(begun->request_url);
     pthread_mutex_destroy(&begun->lock);
     pthread_cond_destroy(&begun->changed);
     fsti_free(begun);
 }
 
 /// The upload's ID from a response, escaped. False if it is missing.
-static bool read_number(const http_request *request, char *out, size_t size) {
+static bool read_upload_id(const http_request *request, char *out, size_t size) {
     char id[UPLOAD_ID_BYTES / 3];
     return request->status == FST_OK && request->text != NULL &&
            fsti_xml_find(request->text, request->text_bytes, "UploadId", id, sizeof id) &&
@@ -44,26 +44,27 @@ static void end_abandoned(http_request *request) { free_beginning(request->conte
 
 /// Runs on a thread of the http module: aborts an abandoned upload.
 static void take_back(beginning *begun) {
-    char number[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
+    char id[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
     http_request *request = &begun->request;
-    bool is_begun = read_number(request, number, sizeof number);
-    fsti_secret_text_free(begun->asked);
-    begun->asked = NULL;
-    snprintf(query, sizeof query, "uploadId=%s", is_begun ? number : "");
-    if (is_begun) begun->asked = fsti_upload_query(begun->url, query);
-    if (begun->asked == NULL) {
+    bool is_begun = read_upload_id(request, id, sizeof id);
+    fsti_secret_text_free(begun->request_url);
+    begun->request_url = NULL;
+    snprintf(query, sizeof query, "uploadId=%s", is_begun ? id : "");
+    if (is_begun) begun->request_url = fsti_upload_query(begun->url, query);
+    if (begun->request_url == NULL) {
         free_beginning(begun);
         return;
     }
     fsti_free(request->text);
-    *request = (http_request){.method = "DELETE",
-                              .url = begun->asked,
-                              .name = begun->name,
-                              .authority = fsti_store_authority(begun->store),
-                              .body_hash = fsti_upload_hash(begun->asked, NULL, 0, begun->hash),
-                              .text_bytes_max = ANSWER_BYTES_MAX,
-                              .done = end_abandoned,
-                              .context = begun};
+    *request =
+        (http_request){.method = "DELETE",
+                       .url = begun->request_url,
+                       .name = begun->name,
+                       .authority = fsti_store_authority(begun->store),
+                       .body_hash = fsti_upload_hash(begun->request_url, NULL, 0, begun->hash),
+                       .text_bytes_max = ANSWER_BYTES_MAX,
+                       .done = end_abandoned,
+                       .context = begun};
     fsti_request_begin(request);
 }
 
@@ -85,21 +86,22 @@ static beginning *make_beginning(const upload_target *target) {
     begun->store = fsti_store_ref((object_store *)target->store);
     begun->url = fsti_string_copy(target->url, strlen(target->url));
     begun->name = fsti_string_copy(target->name, strlen(target->name));
-    begun->asked = fsti_upload_query(target->url, "uploads");
-    if (begun->url == NULL || begun->name == NULL || begun->asked == NULL) {
+    begun->request_url = fsti_upload_query(target->url, "uploads");
+    if (begun->url == NULL || begun->name == NULL || begun->request_url == NULL) {
         free_beginning(begun);
         return NULL;
     }
-    begun->request = (http_request){.method = "POST",
-                                    .url = begun->asked,
-                                    .name = begun->name,
-                                    .authority = fsti_store_authority(begun->store),
-                                    .body = "",
-                                    .body_hash = fsti_upload_hash(begun->asked, "", 0, begun->hash),
-                                    .lines = fsti_upload_part_lines,
-                                    .text_bytes_max = ANSWER_BYTES_MAX,
-                                    .done = finish_beginning,
-                                    .context = begun};
+    begun->request =
+        (http_request){.method = "POST",
+                       .url = begun->request_url,
+                       .name = begun->name,
+                       .authority = fsti_store_authority(begun->store),
+                       .body = "",
+                       .body_hash = fsti_upload_hash(begun->request_url, "", 0, begun->hash),
+                       .lines = fsti_upload_part_lines,
+                       .text_bytes_max = ANSWER_BYTES_MAX,
+                       .done = finish_beginning,
+                       .context = begun};
     return begun;
 }
 
@@ -136,7 +138,7 @@ fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_
     fsti_http_count(&target->counts, &request->counts);
     snprintf(region, region_size, "%s", request->answer.region);
     target->begun_s = fsti_response_date(request->answer.date);
-    bool has_id = read_number(request, target->id, sizeof target->id);
+    bool has_id = read_upload_id(request, target->id, sizeof target->id);
     fsti_error_location where = {.file = target->name, .byte_offset = FST_NO_OFFSET};
     if (status == FST_OK && request->status != FST_OK) {
         status = request->status;

@@ -240,7 +240,7 @@ static bool pause_before_retry(upload_target *target, uint32_t tries) {
     const fsti_http_watch *watch = target->watch;
     http_limits limits = fsti_http_limits();
     uint64_t left_ms =
-        fsti_retry_wait_ms(tries, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_random());
+        fsti_retry_wait_ms(tries + 1, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_random());
     while (left_ms > 0) {
         uint64_t slice_ms = fsti_min(left_ms, PAUSE_SLICE_MS);
         struct timespec slice = {0, (long)slice_ms * 1000000};
@@ -252,14 +252,6 @@ static bool pause_before_retry(upload_target *target, uint32_t tries) {
         if (is_cancelled || (target->stop != NULL && atomic_load(target->stop))) return false;
     }
     return true;
-}
-
-/// Whether a refusal may mean that the parts are already assembled: S3 no longer knows the upload,
-/// and Azure no longer has separate blocks (InvalidBlockList) on a repeated request.
-static bool may_complete(const upload_target *target, const http_request *request, uint32_t tries) {
-    bool is_repeated = tries > 0 || request->counts.requests > 1;
-    return request->status == FST_E_NOT_FOUND ||
-           (is_azure(target->store) && is_repeated && request->answer.status == 400);
 }
 
 /// *unknown: the store has not confirmed whether the parts are assembled.
@@ -276,7 +268,9 @@ static fst_status try_complete(upload_target *target, const small_call *call, ui
         *unknown = status != FST_OK && (tries > 0 || *again || !is_reported);
         read_etag(target, &request);
         fsti_free(request.text);
-    } else if (may_complete(target, &request, tries) && exists(target)) {
+    } else if (request.status == FST_E_NOT_FOUND && exists(target)) {
+        // The store no longer knows the upload, because the parts are already assembled. (Azure
+        // reports missing blocks then, but also after another save of the same object.)
         status = FST_OK;
     } else {
         bool is_first = tries == 0 && request.counts.requests == 1;

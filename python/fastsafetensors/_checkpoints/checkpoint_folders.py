@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import fcntl
 import json
@@ -132,19 +133,26 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, None if metric is None else float(metric), ranks)
 
 
-# What an error of reading a checkpoint says: it is damaged; it may be whole; nothing about it, as
-# the exception of a signal handler. The most important last, with GONE for a group.
-DAMAGED, UNREADABLE, GONE, UNRELATED = range(4)
+class Meaning(enum.IntEnum):
+    """What an error says about the checkpoint that was being read, the most important last."""
+
+    NOTHING_WRONG = 0  # there was no error
+    DAMAGED = 1
+    UNREADABLE = 2  # it may be whole
+    GONE = 3  # some rank of a group has no such checkpoint any more
+    UNRELATED = 4  # as the exception of a signal handler
 
 
-def meaning_of(error: Exception | None) -> int:
-    """What an error says about the checkpoint that was being read; DAMAGED for None."""
-    if error is None or isinstance(error, (error_class(), BufferError, OverflowError)):
-        return DAMAGED
+def meaning_of(error: Exception | None) -> Meaning:
+    """Return what an error of reading a checkpoint says about it."""
+    if error is None:
+        return Meaning.NOTHING_WRONG
+    if isinstance(error, (error_class(), BufferError, OverflowError)):
+        return Meaning.DAMAGED
     # A TimeoutError that a handler raises has no number.
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-        return UNREADABLE
-    return UNRELATED
+        return Meaning.UNREADABLE
+    return Meaning.UNRELATED
 
 
 @contextlib.contextmanager
@@ -274,9 +282,9 @@ def read_all(folder: Path) -> list[Checkpoint]:
             try:
                 found.append(read_checkpoint(path, step))
             except Exception as error:
-                if meaning_of(error) == UNRELATED:
+                if meaning_of(error) is Meaning.UNRELATED:
                     raise
-                if meaning_of(error) == UNREADABLE and path.is_dir():
+                if meaning_of(error) is Meaning.UNREADABLE and path.is_dir():
                     _log.warning("%s is left out: %s", printable(path), printable(error))
                 is_gone |= not path.is_dir()
         if not is_gone:
@@ -312,7 +320,7 @@ def _has_files(path: Path) -> bool:
     try:
         return any(not entry.name.startswith(".") for entry in path.iterdir())
     except OSError as error:
-        if meaning_of(error) == UNRELATED:
+        if meaning_of(error) is Meaning.UNRELATED:
             raise
         # Reading the checkpoint says what else is wrong.
         return not isinstance(error, FileNotFoundError)
@@ -345,5 +353,5 @@ def clean_up(folder: Path) -> None:
         try:
             _clean_folder(path)
         except _UNREADABLE_INDEX as error:  # nothing is deleted
-            if isinstance(error, OSError) and meaning_of(error) == UNRELATED:
+            if isinstance(error, OSError) and meaning_of(error) is Meaning.UNRELATED:
                 raise

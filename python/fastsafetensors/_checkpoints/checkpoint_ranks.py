@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base.errors import printable, shown
 from .._base.options import check_timeout
@@ -26,7 +26,7 @@ from .._ranks.torch_group import open_group
 from .._saving.save_handles import SaveHandle, Staging, StagingPool
 from .._saving.save_options import WITH_WHOLE_BLOCKS, manifest_options, promise_word, with_ties
 from .._torch.tensor_memory import watch_changes
-from .checkpoint_folders import DAMAGED, GONE, STEM, Checkpoint, meaning_of, rank_prefix
+from .checkpoint_folders import STEM, Checkpoint, Meaning, meaning_of, rank_prefix
 from .state_codec import encode_state
 
 
@@ -51,6 +51,15 @@ class OtherGroupSizeError(ValueError):
         """Keep their number."""
         super().__init__(message)
         self.ranks = ranks
+
+
+class StepRead(NamedTuple):
+    """What became of reading one step on all ranks."""
+
+    step: int
+    found: Any  # what this rank has read; None after an error
+    error: Exception | None  # of this rank, or that tells which ranks failed
+    meaning: Meaning  # the most important one of all ranks' errors
 
 
 class Ranks:
@@ -156,11 +165,8 @@ class Ranks:
 
     def read_steps(
         self, steps: list[int], read: Callable[[int], Any], is_gone: Callable[[int], bool]
-    ) -> Iterator[tuple[int, Any, Exception | None, int]]:
-        """Yield (step, what `read` returns, None, DAMAGED) for the steps of rank 0 on all ranks.
-
-        With the error instead, if one rank could not read the step, and the most important
-        meaning_of() of all ranks' errors; GONE if some rank has no such step any more.
+    ) -> Iterator[StepRead]:
+        """Read the steps of rank 0 on all ranks, one after the other.
 
         Raises:
             OtherGroupSizeError: on all ranks: another number of them has saved the step.
@@ -184,13 +190,13 @@ class Ranks:
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
-                reason = meaning_of(failure)
-                with contextlib.suppress(Exception):  # the other ranks wait for the reason
+                meaning = meaning_of(failure)
+                with contextlib.suppress(Exception):  # the other ranks wait for the meaning
                     if failure is not None and is_gone(step):
-                        reason = max(reason, GONE)
-                said = self._pg.exchange(bytes([reason]), f"the error of step {step}")
-                yield step, None, error, max(one[0] for one in said)
+                        meaning = max(meaning, Meaning.GONE)
+                said = self._pg.exchange(bytes([meaning]), f"the error of step {step}")
+                yield StepRead(step, None, error, Meaning(max(one[0] for one in said)))
             else:
                 if other_size is not None:
                     raise other_size
-                yield step, found, None, DAMAGED
+                yield StepRead(step, found, None, Meaning.NOTHING_WRONG)

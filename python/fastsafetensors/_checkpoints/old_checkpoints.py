@@ -9,8 +9,8 @@ from typing import Any
 
 from .._base.errors import printable
 from .checkpoint_folders import (
-    UNRELATED,
     Checkpoint,
+    Meaning,
     by_metric,
     delete_hidden,
     hide,
@@ -48,7 +48,7 @@ class OldCheckpoints:
         try:
             read_checkpoint(manager.folder / f"step-{step}", step)
         except Exception as error:
-            if meaning_of(error) == UNRELATED:
+            if meaning_of(error) is Meaning.UNRELATED:
                 raise
             self._in_place.discard(step)
         else:

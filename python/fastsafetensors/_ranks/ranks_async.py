@@ -159,7 +159,7 @@ class JointSave:
     result: str | None = None  # the path of the index, or of the only file
 
     def __post_init__(self) -> None:
-        """Take no place yet."""
+        """Enter no queue yet."""
         # It calls publish() if it was started, and keeps this object until then. Not kept longer:
         # the error of a save whose handle is dropped is logged when its core is freed.
         self.core: _core.AsyncSave | None = None
@@ -171,11 +171,9 @@ class JointSave:
         self.end = OneTimeEvent()
         self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
         self._step: int | None = None
-        self._taken: list[int] = []  # the number of the call, among those of the group
-
-    @property
-    def _number(self) -> int | None:
-        return self._taken[0] if self._taken else None
+        # The number of the call among those of the group, once it is taken. A list, because
+        # extend() is one step, which Ctrl-C can't separate.
+        self._taken: list[int] = []
 
     def set_target(self, place: SetTarget, lines: list[str], timeout: float | None,
                    step: int | None = None) -> None:
@@ -199,14 +197,14 @@ class JointSave:
         return self._was_started or (core is not None and core.is_started())
 
     def enter(self) -> None:
-        """Take the place behind the saves of earlier calls, once."""
+        """Enter the queue behind the saves of earlier calls, once."""
         if not self._taken:
             saves = _saves_of(self.group)
             self._take_number(saves)
             saves.queue.append(self._place_in_queue)
 
     def _take_number(self, saves: _GroupSaves) -> None:
-        """Take a number and keep it, which Ctrl-C can't separate."""
+        """Take a number and keep it."""
         self._taken.extend(itertools.islice(saves.numbers, 1))
 
     def leave(self) -> None:
@@ -393,7 +391,8 @@ class JointSave:
         if not any(one.is_step for one in every):
             saves.ahead += max(one.number for one in every) - every[pg.rank()].number
         saves.forget_interrupted(self._taken[0])
-        # A folder that one rank has found missing was made by this save.
+        # Other ranks may have made folders before this one looked, so what one of them has found
+        # missing was made by this save. (save_on_ranks() looks on all ranks before any makes one.)
         self._missing = max(one.missing for one in every)
         return [one.state for one in every]
 

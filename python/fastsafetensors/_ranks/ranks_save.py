@@ -175,7 +175,7 @@ def _save(
                      manifest=request.fixed_manifest)
     every = [json.loads(text) for text in
              pg.exchange_texts(json.dumps([mine, missing]), "the names")]
-    # What one rank has seen was there before.
+    # All ranks have looked before any makes a folder, so what one of them has seen was there.
     missing = min(count for _, count in every)
     writers: dict[int, Writer] = {}
     is_saved = False
