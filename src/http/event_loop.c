@@ -269,7 +269,7 @@ static bool waits_for_keys(const http_request *request) {
            authority->functions->is_renewing(authority->context);
 }
 
-/// Sets the status of a request that must end now (cancelled or timed out). False: it goes on.
+/// Sets the status of a request that must end now (cancelled or timed out). False: nothing ends it.
 static bool end_if_due(http_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
     bool is_expired =
