@@ -35,7 +35,7 @@ static const buffered_system buffered_systems[] = {
 static const buffered_system *find_buffered(int fd) {
     static const buffered_system hidden = {0, "no disk", true, false, false};
     struct statfs info;
-    if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return &hidden;
+    if (fsti_io_test_disables(FSTI_TEST_NO_DISK)) return &hidden;
     if (fstatfs(fd, &info) != 0) return NULL;
     for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
         if ((unsigned long)info.f_type == buffered_systems[i].magic) return &buffered_systems[i];
@@ -110,7 +110,7 @@ int fsti_io_reopen(int fd, const char *path, int flags) {
     // By the descriptor, because the path may name another file by now.
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
+    bool has_proc = !fsti_io_test_disables(FSTI_TEST_NO_PROC);
     int again = has_proc ? open(link, flags | O_CLOEXEC) : -1;
     if (again < 0 && (!has_proc || errno == ENOENT) && path != NULL)
         again = open_same(path, fd, flags | O_CLOEXEC);
@@ -121,7 +121,7 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
     const buffered_system *system = find_buffered(fd);
     bool may_try = system == NULL || (system->may_be_direct && (flags & O_ACCMODE) == O_RDONLY);
     const char *buffered = may_try ? NULL : system->reason;
-    if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
+    if (fsti_io_test_disables(FSTI_TEST_NO_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
         snprintf(reason, reason_size, "%s", buffered);
         return -1;

@@ -32,7 +32,7 @@ typedef struct uring_lane {
 } uring_lane;
 
 static int ring_setup(unsigned depth, struct io_uring_params *params) {
-    if (fsti_io_hidden(FSTI_IO_HIDE_URING)) {
+    if (fsti_io_test_disables(FSTI_TEST_NO_URING)) {
         errno = ENOSYS;
         return -1;
     }
@@ -51,7 +51,7 @@ static atomic_bool has_worked;
 /// Whether io_uring works in this process, and the reason if not.
 static bool is_available(char *reason, size_t reason_size) {
     struct io_uring_params params;
-    if (atomic_load(&has_worked) && !fsti_io_hidden(FSTI_IO_HIDE_URING)) {
+    if (atomic_load(&has_worked) && !fsti_io_test_disables(FSTI_TEST_NO_URING)) {
         snprintf(reason, reason_size, "io_uring works");
         return true;
     }

@@ -14,5 +14,5 @@ void fsti_io_finish(fsti_io_op *read) {
 
 static unsigned hidden_features;
 
-void fsti_io_hide(unsigned features) { hidden_features = features; }
-bool fsti_io_hidden(unsigned feature) { return (hidden_features & feature) != 0; }
+void fsti_io_test_disable(unsigned features) { hidden_features = features; }
+bool fsti_io_test_disables(unsigned feature) { return (hidden_features & feature) != 0; }

@@ -320,24 +320,24 @@ int fsti_file_descriptor(const fsti_file *file);
 int fsti_file_identity(const fsti_file *file);
 /// Passes a finished read or write to the test hook, if set.
 void fsti_io_finish(fsti_io_op *op);
-/// Whether a test hides this feature.
-bool fsti_io_hidden(unsigned feature);
+/// Whether a test has disabled this feature (FSTI_TEST_NO_...).
+bool fsti_io_test_disables(unsigned feature);
 
 /// For tests: called with every finished read or write, and may change its result.
 typedef void (*fsti_io_fault_hook)(fsti_io_op *read);
 void fsti_io_fault_hook_set(fsti_io_fault_hook hook);
-/// For tests: features to hide (bits).
+/// For tests: features to disable (bits).
 enum {
-    FSTI_IO_HIDE_CACHESTAT = 1,
-    FSTI_IO_HIDE_URING = 2,
-    FSTI_IO_HIDE_DIRECT = 4,
-    FSTI_IO_HIDE_TMPFILE = 8,
-    FSTI_IO_HIDE_PROC = 16,
-    FSTI_IO_HIDE_PATIENCE = 32, ///< waits for another save end at once
-    FSTI_IO_HIDE_AHEAD = 256,   ///< the device looks as if it did not read ahead
-    FSTI_IO_HIDE_DISK = 512,    ///< file systems look like disks
+    FSTI_TEST_NO_CACHESTAT = 1,
+    FSTI_TEST_NO_URING = 2,
+    FSTI_TEST_NO_DIRECT = 4,
+    FSTI_TEST_NO_TMPFILE = 8,
+    FSTI_TEST_NO_PROC = 16,
+    FSTI_TEST_NO_LOCK_WAIT = 32, ///< locks of other saves are not waited for
+    FSTI_TEST_NO_AHEAD = 256,    ///< the device looks as if it did not read ahead
+    FSTI_TEST_NO_DISK = 512,     ///< file systems look like disks
 };
-void fsti_io_hide(unsigned features);
+void fsti_io_test_disable(unsigned features);
 
 /// Whether a file is a model or an index, by its name (also through links, and if it does not
 /// exist yet) or because it begins like one or may not be read. No manifest, list or signature may

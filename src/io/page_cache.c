@@ -67,13 +67,14 @@ fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **ou
     stream->end = fsti_min(end, fsti_file_size(file));
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
-    bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_has_own_readahead(file);
+    bool may_open = !fsti_io_test_disables(FSTI_TEST_NO_PROC) && !fsti_file_has_own_readahead(file);
     stream->fd = may_open ? open(link, O_RDONLY | O_CLOEXEC) : -1;
     stream->is_own = stream->fd >= 0;
     // Alternating reads of streams that share an open file look less sequential.
     if (!stream->is_own) stream->fd = file->fd;
     stream->null_fd = open_null_device();
-    if (fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM);
+    if (fsti_io_test_disables(FSTI_TEST_NO_AHEAD))
+        posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM);
     return FST_OK;
 }
 
@@ -120,7 +121,7 @@ static bool check_readahead(fsti_file_stream *stream, uint64_t at) {
         (void)is_ahead(stream, at, BLOCK_BYTES / 4, &is_absent);
         stream->is_advised = is_absent;
     } else if (!is_ahead(stream, at, AHEAD_BYTES, &is_absent) && stream->is_own &&
-               !fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) {
+               !fsti_io_test_disables(FSTI_TEST_NO_AHEAD)) {
         posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     }
     return stream->is_advised;

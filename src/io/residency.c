@@ -26,7 +26,7 @@ struct cache_counts {
 static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *pages) {
     struct cache_range range = {begin, end - begin};
     struct cache_counts counts = {0};
-    if (fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT)) return false;
+    if (fsti_io_test_disables(FSTI_TEST_NO_CACHESTAT)) return false;
     if (syscall(SYS_cachestat, fd, &range, &counts, 0) != 0) return false;
     *pages = counts.cached;
     return true;
@@ -106,7 +106,7 @@ bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t 
     if (atomic_load_explicit(&file->residency_denied, memory_order_relaxed)) return false;
     if (!count_by_cachestat(file->fd, begin, end, &pages) &&
         !count_by_mincore(file, begin, end, &pages)) {
-        bool is_refused = !fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT);
+        bool is_refused = !fsti_io_test_disables(FSTI_TEST_NO_CACHESTAT);
         atomic_store_explicit(&file->residency_denied, is_refused, memory_order_relaxed);
         return false;
     }

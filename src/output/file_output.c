@@ -32,10 +32,10 @@ static int open_unnamed(const char *folder) {
 #ifdef O_TMPFILE
     char link[64];
     int fd = -1;
-    if (!fsti_io_hidden(FSTI_IO_HIDE_TMPFILE))
+    if (!fsti_io_test_disables(FSTI_TEST_NO_TMPFILE))
         fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (fd >= 0 && !fsti_io_hidden(FSTI_IO_HIDE_PROC) && access(link, F_OK) == 0) {
+    if (fd >= 0 && !fsti_io_test_disables(FSTI_TEST_NO_PROC) && access(link, F_OK) == 0) {
         (void)flock(fd, LOCK_EX | LOCK_NB); // protects its later name
         return fd;
     }

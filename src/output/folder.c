@@ -201,7 +201,7 @@ fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
     *lock = fsti_lockable_open(folder, O_RDONLY | O_DIRECTORY);
     if (*lock < 0) return fsti_error_errno(error, errno, folder, "opening the folder");
     uint64_t end_ns = fsti_now_ns();
-    if (!fsti_io_hidden(FSTI_IO_HIDE_PATIENCE)) end_ns += LOCK_WAIT_NS;
+    if (!fsti_io_test_disables(FSTI_TEST_NO_LOCK_WAIT)) end_ns += LOCK_WAIT_NS;
     for (int failure; (failure = fsti_lockable_lock(*lock)) != 0;) {
         bool is_held = failure == EWOULDBLOCK;
         if (is_held && fsti_now_ns() < end_ns) {

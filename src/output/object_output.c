@@ -6,7 +6,7 @@
 
 bool fsti_output_is_object(const fsti_output *output) { return output->upload != NULL; }
 
-bool fsti_output_had_object(const fsti_output *output) { return output->target.had_object; }
+bool fsti_output_may_replace(const fsti_output *output) { return output->target.may_replace; }
 
 const fsti_precondition *fsti_output_mark(const fsti_output *output) {
     return fsti_upload_version(output->upload);

@@ -26,7 +26,7 @@ typedef struct fsti_target {
     uint32_t mode, owner, group;
     const char *like; ///< file whose access list is copied, not owned; NULL: the file at the path
     bool is_object;   ///< the path is a URL at a store
-    bool had_object;  ///< of a sharded model: an object existed
+    bool may_replace; ///< of an object: one existed there, or nobody has looked
     const struct fsti_http_watch *watch; ///< of an object: called while waiting for the store
     const struct fsti_precondition
         *expected_version; ///< of an object: the version it may replace; NULL: any
@@ -109,7 +109,7 @@ fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error 
 int fsti_output_descriptor(const fsti_output *output);
 /// Whether it is an object, and whether it will replace another one.
 bool fsti_output_is_object(const fsti_output *output);
-bool fsti_output_had_object(const fsti_output *output);
+bool fsti_output_may_replace(const fsti_output *output);
 /// For a published object: the version that the store assigned.
 const struct fsti_precondition *fsti_output_mark(const fsti_output *output);
 /// For an object: cancels its requests, which end soon with FST_E_CANCELLED. Thread-safe.

@@ -11,8 +11,8 @@ static fst_status place_object(save_journal *journal, journal_step *step, fst_er
 /// If a store's response was lost, the object may be the new one or the old one.
 static fst_status undo_place(journal_step *step, fst_error *error) {
     if (fsti_output_is_placed(step->output) == 0) return FST_OK;
-    return fsti_output_had_object(step->output) ? fsti_step_refuse_undo(step, error)
-                                                : fsti_output_displace(step->output, error);
+    return fsti_output_may_replace(step->output) ? fsti_step_refuse_undo(step, error)
+                                                 : fsti_output_displace(step->output, error);
 }
 
 static void forget_object(journal_step *step, bool deletes) {

@@ -165,11 +165,11 @@ static fst_status find_objects(fst_writer *writer, fst_error *error) {
         target->watch = &writer->target.store.watch;
         if (is_sharded) set_expected_version(writer, f);
         // A single object is not checked for existence.
-        target->had_object = is_index ? writer->target.store.may_have_index : !is_sharded;
+        target->may_replace = is_index ? writer->target.store.may_have_index : !is_sharded;
     }
     for (size_t i = 0; i < writer->target.store.member_count; i++)
         if (fsti_save_replaces_single(writer, writer->target.store.members[i]))
-            writer->contents.files[0].target.had_object = true;
+            writer->contents.files[0].target.may_replace = true;
     return FST_OK;
 }
 

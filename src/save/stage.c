@@ -249,7 +249,7 @@ static fst_status fill_slot(save_stage *stage, const char *data, uint64_t *size,
 
 /// Bytes at the cursor that can be written from the caller's memory; 0 if they must be staged.
 /// Direct I/O requires an aligned file offset, size and address.
-static uint64_t direct_source_bytes(const save_stage *stage, const char *data, uint64_t size) {
+static uint64_t uncopied_bytes(const save_stage *stage, const char *data, uint64_t size) {
     if (stage->cursor % FSTI_IO_PAGE_BYTES != 0 || size < SOURCE_BYTES_MIN) return 0;
     if ((uintptr_t)data % stage->memory_alignment != 0) return 0;
     return fsti_align_down(fsti_min(size, stage->slot_bytes), FSTI_IO_PAGE_BYTES);
@@ -260,7 +260,7 @@ static uint64_t direct_source_bytes(const save_stage *stage, const char *data, u
 static fst_status stage_direct(save_stage *stage, const char *data, uint64_t *size, bool *borrowed,
                                fst_error *error) {
     uint64_t gap = -stage->cursor % FSTI_IO_PAGE_BYTES;
-    uint64_t source = direct_source_bytes(stage, data, *size);
+    uint64_t source = uncopied_bytes(stage, data, *size);
     if (source > 0) {
         stage_slot *slot = NULL;
         FST_TRY(close_slot(stage, error)); // ends at a page, so all of it is written directly

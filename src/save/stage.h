@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Writes the bytes of one file. Private to the save module. With direct I/O, bytes are collected
 /// in slots, or written from the caller's memory if it is aligned. Through the page cache, small
-/// pieces are collected and large ones written directly.
+/// pieces are collected and large ones are written without being copied.
 #ifndef FSTI_STAGE_H
 #define FSTI_STAGE_H
 

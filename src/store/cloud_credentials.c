@@ -20,8 +20,8 @@ static fst_status refuse(const char *name, const char *what, fst_error *error) {
 
 static fst_status take_credentials(object_store *store, const provider_config *source,
                                    fst_error *error) {
-    bool is_google = source->kind <= PROVIDER_GOOGLE_METADATA;
-    provider_fetch fetch = is_google ? fsti_provider_google : fsti_provider_azure;
+    bool is_azure = store->kind == FSTI_LOCATION_AZURE;
+    provider_fetch fetch = is_azure ? fsti_provider_azure : fsti_provider_google;
     store->source = fsti_provider_name(source->kind);
     return fsti_credentials_get(source, fetch, &store->credentials, error);
 }

@@ -67,7 +67,7 @@ static fst_status write_form(const provider_config *source, char *form, size_t s
         source->file, failure, error);
 }
 
-/// Finds the keys of the profile that signs the AssumeRole request.
+/// The keys that sign the AssumeRole request, as a store, because only stores sign.
 static fst_status make_signer(const provider_config *source, object_store **out, fst_error *error) {
     object_store *store = fsti_secret_alloc(sizeof *store);
     if (store == NULL) return fsti_error_memory(error, sizeof *store);

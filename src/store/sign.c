@@ -95,6 +95,7 @@ static bool sign_azure(const object_store *store, const http_call *call, const u
     struct tm parts;
     gmtime_r(&now, &parts);
     strftime(date, sizeof date, "x-ms-date: %a, %d %b %Y %H:%M:%S GMT", &parts);
+    // All x-ms- lines of the request, in alphabetical order. No caller adds another one.
     const char *lines[3];
     size_t count = 0;
     const char *type = value_of(call->lines, "x-ms-blob-type: ");

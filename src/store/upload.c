@@ -10,8 +10,9 @@
 ///   SLOT_SENDING  -> SLOT_FREE     the request has ended (finish_part) or cannot be sent
 ///                                  (fail_unsent)
 ///
-/// The memory of a slot must not change in SLOT_SENDING. After the first failure no further part is
-/// sent.
+/// The memory of a slot must not change in SLOT_SENDING. That of a whole object keeps its bytes
+/// afterwards, for a repeated request and for a comparison with the stored object. After the first
+/// failure no further part is sent.
 #include "upload.h"
 
 #include <errno.h>

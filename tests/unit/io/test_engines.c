@@ -172,9 +172,9 @@ TEST(change_is_noticed)
 TEST(writers_are_noticed)
 {
     fsti_file *file = open_pattern("written");
-    const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC};
+    const unsigned hidden[] = {0, FSTI_TEST_NO_PROC};
     for (size_t i = 0; i < 2; i++) {
-        fsti_io_hide(hidden[i]);
+        fsti_io_test_disable(hidden[i]);
         CHECK(!fsti_file_has_writer(file));
         int fd = open(fixture_path("written"), O_RDWR);
         CHECK(fd >= 0);
@@ -182,7 +182,7 @@ TEST(writers_are_noticed)
         close(fd);
         CHECK(!fsti_file_has_writer(file));
     }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
     fsti_file_unref(file);
 }
 
@@ -220,22 +220,22 @@ static int stream_halves(const char *path, uint64_t *read_count) {
 
 TEST(streams_fill_the_page_cache)
 {
-    static const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC, FSTI_IO_HIDE_AHEAD};
+    static const unsigned hidden[] = {0, FSTI_TEST_NO_PROC, FSTI_TEST_NO_AHEAD};
     const char *path = fixture_tensors("stream", 1, STREAM_BYTES);
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
         uint64_t read_count;
         resident_ahead = 0;
-        fsti_io_hide(hidden[i]);
-        if (hidden[i] == FSTI_IO_HIDE_AHEAD) fsti_io_fault_hook_set(look_ahead);
+        fsti_io_test_disable(hidden[i]);
+        if (hidden[i] == FSTI_TEST_NO_AHEAD) fsti_io_fault_hook_set(look_ahead);
         int result = stream_halves(path, &read_count);
         fsti_io_fault_hook_set(NULL);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         if (result < 0) SKIP("this file system does not evict on request");
         CHECK_INT(result, 1);
         // The kernel may return less than was asked for.
         CHECK(read_count >= STREAM_BYTES >> 18 && read_count <= (STREAM_BYTES >> 18) + 4);
         // Without readahead the kernel is advised of the whole half before it is read.
-        if (hidden[i] == FSTI_IO_HIDE_AHEAD) CHECK_INT(resident_ahead, 1 << 20);
+        if (hidden[i] == FSTI_TEST_NO_AHEAD) CHECK_INT(resident_ahead, 1 << 20);
     }
 }
 
@@ -344,7 +344,7 @@ TEST(residency_by_cachestat_and_mincore)
 {
     fsti_file *file = open_pattern("resident");
     for (int hidden = 0; hidden < 2; hidden++) {
-        fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
+        fsti_io_test_disable(hidden ? FSTI_TEST_NO_CACHESTAT : 0);
         fixture_warm(fixture_path("resident"));
         uint64_t bytes;
         CHECK(fsti_file_resident(file, 0, FILE_BYTES, &bytes));
@@ -354,12 +354,12 @@ TEST(residency_by_cachestat_and_mincore)
         fixture_evict(fixture_path("resident"));
         CHECK(fsti_file_resident(file, 0, FILE_BYTES, &bytes));
         if (bytes > 0) {
-            fsti_io_hide(0);
+            fsti_io_test_disable(0);
             fsti_file_unref(file);
             SKIP("this file system does not evict on request");
         }
     }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
     fsti_file_unref(file);
 }
 
@@ -367,7 +367,7 @@ TEST(residency_by_cachestat_and_mincore)
 static int query_as_other_user(void *context) {
     uint64_t bytes;
     for (unsigned hidden = 0; hidden < 2; hidden++) {
-        fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
+        fsti_io_test_disable(hidden ? FSTI_TEST_NO_CACHESTAT : 0);
         bool known = fsti_file_resident(context, 0, FILE_BYTES, &bytes);
         if (bytes > 0 || (hidden && known)) return 1;
     }

@@ -148,7 +148,7 @@ static bool meet_call(const save_case *one, long nth, long *accepted) {
 
 TEST(list_opened_during_a_save_is_consistent)
 {
-    fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
+    fsti_io_test_disable(FSTI_TEST_NO_LOCK_WAIT);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int how = OPEN_LIST; how <= OPEN_ALL; how++) {
             long accepted = 0;
@@ -159,7 +159,7 @@ TEST(list_opened_during_a_save_is_consistent)
             CHECK(!check_failed);
             CHECK(accepted > 0); // a check that refuses everything would pass as well
         }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
 }
 
 /// What a save leaves that is killed before its n-th call.
@@ -178,7 +178,7 @@ static bool kill_save(const save_case *one, long nth) {
 
 TEST(list_after_a_killed_save_is_consistent)
 {
-    fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
+    fsti_io_test_disable(FSTI_TEST_NO_LOCK_WAIT);
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const save_case *one = &cases[c];
         make_folder();
@@ -195,7 +195,7 @@ TEST(list_after_a_killed_save_is_consistent)
             CHECK(!check_failed);
         }
     }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
 }
 
 TEST(files_without_an_index_are_opened_as_given)

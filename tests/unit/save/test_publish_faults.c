@@ -205,9 +205,9 @@ static const struct {
     bool no_links, shares_blocks;
 } systems[] = {
     {"all that Linux has", 0, false, true},
-    {"no O_TMPFILE", FSTI_IO_HIDE_TMPFILE, false, false},
-    {"no hard links", FSTI_IO_HIDE_TMPFILE, true, false},
-    {"no /proc", FSTI_IO_HIDE_PROC, false, false},
+    {"no O_TMPFILE", FSTI_TEST_NO_TMPFILE, false, false},
+    {"no hard links", FSTI_TEST_NO_TMPFILE, true, false},
+    {"no /proc", FSTI_TEST_NO_PROC, false, false},
 };
 #define SYSTEM_COUNT (sizeof systems / sizeof *systems)
 
@@ -250,11 +250,11 @@ static int save_under_fault(const fault_case *fault, fault_report *report, fst_e
         *report = (fault_report){.failed = WEXITSTATUS(status) == 9 ? "kill" : NULL};
         return WEXITSTATUS(status) == 9 ? -1 : FST_OK;
     }
-    fsti_io_hide(systems[fault->system].hidden);
+    fsti_io_test_disable(systems[fault->system].hidden);
     fault_calls_begin(&fault->plan);
     fst_status status = save_model(path, files, NEW_MODEL, fault->promise, error);
     *report = fault_calls_end();
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
     if (child == 0) _exit(status == FST_OK ? 0 : 1);
     return (int)status;
 }
@@ -433,12 +433,12 @@ TEST(a_kill_before_every_call)
 static const save_kind *acting_kind;
 
 static void save_another(void) {
-    fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
+    fsti_io_test_disable(FSTI_TEST_NO_LOCK_WAIT);
     // On this thread, because an asynchronous save would wait for the running one.
     uint32_t files = acting_kind->new_files;
     if (files != EDIT) files &= ~ASYNC;
     (void)!save_model(target_of(acting_kind), files, NEW_MODEL, FST_SAVE_QUICK, NULL);
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
 }
 
 /// Opens while a whole save happens before the n-th call of opening.

@@ -226,18 +226,18 @@ TEST(every_failed_allocation_keeps_the_old_file)
 
 TEST(missing_system_features_are_optional)
 {
-    static const unsigned hidden[] = {FSTI_IO_HIDE_TMPFILE, FSTI_IO_HIDE_URING, FSTI_IO_HIDE_DIRECT,
-                                      FSTI_IO_HIDE_TMPFILE | FSTI_IO_HIDE_DIRECT};
+    static const unsigned hidden[] = {FSTI_TEST_NO_TMPFILE, FSTI_TEST_NO_URING, FSTI_TEST_NO_DIRECT,
+                                      FSTI_TEST_NO_TMPFILE | FSTI_TEST_NO_DIRECT};
     CHECK_INT(mkdir(fixture_path("lacks"), 0700), 0);
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
-        fsti_io_hide(hidden[i]);
+        fsti_io_test_disable(hidden[i]);
         fst_status one = save_to(fixture_path("lacks/model"), FST_SAVE_ENGINE_AUTO, 0, NULL);
         fst_status set = save_to(fixture_path("lacks/set"), FST_SAVE_ENGINE_AUTO, 3, NULL);
         fst_status forced = save_to(fixture_path("lacks/x"), FST_SAVE_ENGINE_URING, 0, NULL);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         CHECK_INT(one, FST_OK);
         CHECK_INT(set, FST_OK);
-        if ((hidden[i] & (FSTI_IO_HIDE_URING | FSTI_IO_HIDE_DIRECT)) != 0)
+        if ((hidden[i] & (FSTI_TEST_NO_URING | FSTI_TEST_NO_DIRECT)) != 0)
             CHECK_INT(forced, FST_E_UNSUPPORTED);
         CHECK(reads_back(fixture_path("lacks/model")));
         CHECK(reads_back(fixture_path("lacks/set")));

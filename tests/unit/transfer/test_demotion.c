@@ -77,11 +77,11 @@ TEST(a_refused_direct_read_is_read_through_the_cache)
             for (unsigned hidden = 0; hidden < 2; hidden++) {
                 fst_load_stats stats = {.struct_size = sizeof stats};
                 fst_error error = {0};
-                fsti_io_hide(hidden ? FSTI_IO_HIDE_URING : 0);
+                fsti_io_test_disable(hidden ? FSTI_TEST_NO_URING : 0);
                 begin_refusing(causes[i], after);
                 fst_status status = load_all(FST_ENGINE_AUTO, &stats, &error);
                 fsti_io_fault_hook_set(NULL);
-                fsti_io_hide(0);
+                fsti_io_test_disable(0);
                 if (atomic_load(&refused_reads) == 0) SKIP("no direct reads here");
                 CHECK_INT(status, FST_OK);
                 CHECK_CONTAINS(stats.engine, "pread");
@@ -109,13 +109,13 @@ TEST(abandoned_route_is_logged_once)
 {
     fst_load_stats stats = {.struct_size = sizeof stats};
     fst_error error = {0};
-    fsti_io_hide(FSTI_IO_HIDE_URING);
+    fsti_io_test_disable(FSTI_TEST_NO_URING);
     begin_refusing(EOPNOTSUPP, 0);
     fst_log_set(take_warning, NULL, FST_LOG_WARNING);
     fst_status status = load_all(FST_ENGINE_AUTO, &stats, &error);
     fst_log_set(NULL, NULL, FST_LOG_WARNING);
     fsti_io_fault_hook_set(NULL);
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
     if (atomic_load(&refused_reads) == 0) SKIP("no direct reads here");
     CHECK_INT(status, FST_OK);
     CHECK_INT(atomic_load(&warning_count), 1);
@@ -137,13 +137,13 @@ TEST(partial_direct_read_continues_buffered)
     for (size_t i = 0; i < 3; i++) {
         fst_load_stats stats = {.struct_size = sizeof stats};
         fst_error error = {0};
-        fsti_io_hide(i == 1 ? FSTI_IO_HIDE_URING : 0);
+        fsti_io_test_disable(i == 1 ? FSTI_TEST_NO_URING : 0);
         atomic_store(&good_reads, 3);
         atomic_store(&refused_reads, 0);
         fsti_io_fault_hook_set(stop_within_a_page);
         fst_status status = load_all(engines[i], &stats, &error);
         fsti_io_fault_hook_set(NULL);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         if (atomic_load(&refused_reads) == 0) SKIP("no direct reads here");
         CHECK_INT(status, engines[i] == FST_ENGINE_AUTO ? FST_OK : FST_E_SHORT_READ);
         if (status != FST_OK) continue;
@@ -165,7 +165,7 @@ static uint64_t cached_bytes(const char *path) {
 TEST(every_route_respects_cache_bypass)
 {
     enum { COUNT = 24, TENSOR_PAGES = 200 };
-    static const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC, FSTI_IO_HIDE_DIRECT};
+    static const unsigned hidden[] = {0, FSTI_TEST_NO_PROC, FSTI_TEST_NO_DIRECT};
     static const uint64_t sizes[] = {TENSOR_PAGES * 4096, 4096}; // by threads, and by the caller
     for (size_t i = 0; i < 6; i++) {
         fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_BYPASS};
@@ -176,11 +176,11 @@ TEST(every_route_respects_cache_bypass)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         fixture_evict(path); // pages read by opening, with the kernel's readahead
         uint64_t before = cached_bytes(path);
-        fsti_io_hide(hidden[i % 3]);
+        fsti_io_test_disable(hidden[i % 3]);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
         CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
         CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         fst_loader_close(loader);
         fst_model_close(model);
         if (before > COUNT * sizes[i / 3] / 2 && i < 3) SKIP("this file system does not evict");

@@ -76,7 +76,7 @@ static int load(fst_model *model, const fst_load_options *options, fst_load_stat
 
 TEST(bypass_keeps_cached_pages_and_adds_none)
 {
-    static const unsigned hidden[] = {0, FSTI_IO_HIDE_DIRECT};
+    static const unsigned hidden[] = {0, FSTI_TEST_NO_DIRECT};
     const char *path = fixture_tensors("parts", COUNT, BYTES);
     for (size_t i = 0; i < 2; i++) {
         fst_load_options options = {
@@ -86,9 +86,9 @@ TEST(bypass_keeps_cached_pages_and_adds_none)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         cache_all_but(path, 20, 300);
         page_map before = look_at(path);
-        fsti_io_hide(hidden[i]);
+        fsti_io_test_disable(hidden[i]);
         int result = load(model, &options, &stats);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         fst_model_close(model);
         page_map after = look_at(path);
         if (count_pages(&before) > before.count * 3 / 4) SKIP("this file system does not evict");
@@ -209,7 +209,7 @@ TEST(range_is_resident_only_with_all_pages)
     if (map.pages[4] || map.pages[5]) SKIP("this file system does not evict");
     for (unsigned hidden = 0; hidden < 2; hidden++) {
         uint64_t bytes;
-        fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
+        fsti_io_test_disable(hidden ? FSTI_TEST_NO_CACHESTAT : 0);
         CHECK(fsti_file_resident(file, 3 * 4096, 4 * 4096, &bytes) && bytes == 4096);
         CHECK(fsti_file_resident(file, 3 * 4096 + 9, 3 * 4096 + 99, &bytes) && bytes == 90);
         CHECK(fsti_file_resident(file, 4 * 4096 - 100, 4 * 4096 + 100, &bytes) && bytes < 200);
@@ -218,6 +218,6 @@ TEST(range_is_resident_only_with_all_pages)
         CHECK(fsti_file_is_read(file, 3 * 4096 + 9, 4 * 4096));
         CHECK(!fsti_file_is_read(file, 3 * 4096 + 9, 4 * 4096 + 1));
     }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
     fsti_file_unref(file);
 }

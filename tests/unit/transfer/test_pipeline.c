@@ -448,7 +448,7 @@ TEST(cached_and_absent_chunks_in_one_file)
 TEST(views_are_read_in_streams)
 {
     enum { COUNT = 48, BYTES = 1 << 20, WAY_COUNT = 2 };
-    static const unsigned ways[WAY_COUNT] = {0, FSTI_IO_HIDE_DISK};
+    static const unsigned ways[WAY_COUNT] = {0, FSTI_TEST_NO_DISK};
     const char *path = fixture_tensors("views", COUNT, BYTES);
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats[WAY_COUNT];
@@ -456,7 +456,7 @@ TEST(views_are_read_in_streams)
         fst_model *model;
         fst_loader *loader;
         fixture_evict(path);
-        fsti_io_hide(ways[i]);
+        fsti_io_test_disable(ways[i]);
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
         fst_status status;
@@ -467,7 +467,7 @@ TEST(views_are_read_in_streams)
         CHECK_INT(fst_loader_stats_get(loader, &stats[i], NULL), FST_OK);
         fst_loader_close(loader);
         fst_model_close(model);
-        fsti_io_hide(0);
+        fsti_io_test_disable(0);
         CHECK_TEXT(stats[i].mode, "map");
         if (stats[i].chunks_resident > 1) SKIP("this file system does not evict on request");
         CHECK_INT(stats[i].bytes_read, stats[i].cache_bytes);

@@ -22,8 +22,8 @@ TEST(routes_fall_back_step_by_step)
         const fsti_io_engine *absent;
     } cases[] = {
         {0, &fsti_io_engine_uring},
-        {FSTI_IO_HIDE_URING, &fsti_io_engine_direct},
-        {FSTI_IO_HIDE_URING | FSTI_IO_HIDE_DIRECT, &fsti_io_engine_pread},
+        {FSTI_TEST_NO_URING, &fsti_io_engine_direct},
+        {FSTI_TEST_NO_URING | FSTI_TEST_NO_DIRECT, &fsti_io_engine_pread},
     };
     char reason[200];
     fsti_file *file = open_file();
@@ -33,7 +33,7 @@ TEST(routes_fall_back_step_by_step)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_file_route route;
         load_route_request request = {.no_mapping = NULL};
-        fsti_io_hide(cases[i].hidden);
+        fsti_io_test_disable(cases[i].hidden);
         file = open_file(); // probes are kept per file
         CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
         CHECK(fsti_route_engine(&route, false) == cases[i].absent);
@@ -47,7 +47,7 @@ TEST(routes_fall_back_step_by_step)
         }
         fsti_file_unref(file);
     }
-    fsti_io_hide(0);
+    fsti_io_test_disable(0);
 }
 
 TEST(routes_follow_the_request)
