@@ -219,7 +219,7 @@ static void set_options(const curl_library *curl, http_attempt *attempt, const c
     bool is_link_local = attempt->request->is_link_local;
     curl->curl_easy_setopt(easy, CURL_CONNECT_MS,
                            is_link_local ? (long)LINK_LOCAL_MS : (long)limits.connect_ms);
-    if (is_link_local) curl->curl_easy_setopt(easy, CURL_NO_PROXY_FOR, "*");
+    if (is_link_local) curl->curl_easy_setopt(easy, CURL_PROXY_EXCEPTIONS, "*");
     curl->curl_easy_setopt(easy, CURL_VERIFY_PEER, 1L);
     curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
     if (has_ca_file) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);

@@ -95,7 +95,7 @@ void fsti_redirect_guard(const curl_library *curl, http_attempt *attempt, const 
         return;
     if (fsti_url_parse(url, &target) == NULL && is_address(target.host)) return;
     const char *proxy = fsti_http_proxy_text(url);
-    curl->curl_easy_setopt(attempt->easy, CURL_NO_PROXY_FOR, proxy == NULL ? "*" : "");
+    curl->curl_easy_setopt(attempt->easy, CURL_PROXY_EXCEPTIONS, proxy == NULL ? "*" : "");
     if (proxy != NULL) {
         curl->curl_easy_setopt(attempt->easy, CURL_PROXY, proxy);
         return;

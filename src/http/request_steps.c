@@ -81,7 +81,8 @@ static request_step fail_answer(http_request *request, const http_attempt *attem
 
 /// Whether a transfer failed because no connection was made.
 static bool is_no_connection(int result) {
-    return result == CURL_NO_HOST || result == CURL_NO_CONNECTION || result == CURL_NO_PROXY;
+    return result == CURL_HOST_NOT_FOUND || result == CURL_NO_CONNECTION ||
+           result == CURL_PROXY_NOT_FOUND;
 }
 
 /// Describes a failure through a proxy. False: no proxy was used.
@@ -92,9 +93,9 @@ static bool describe_proxy_failure(const http_request *request, int result, char
     const char *url = request->target != NULL ? request->target : request->url;
     if (!may_be_proxy || request->is_link_local || !fsti_http_proxy_of(url, proxy, sizeof proxy))
         return false;
-    const char *what = result == CURL_NO_PROXY    ? "the proxy's host name was not found"
-                       : result == CURL_TIMED_OUT ? "no response through the proxy"
-                                                  : "the proxy refused the connection";
+    const char *what = result == CURL_PROXY_NOT_FOUND ? "the proxy's host name was not found"
+                       : result == CURL_TIMED_OUT     ? "no response through the proxy"
+                                                      : "the proxy refused the connection";
     snprintf(text, size, "%s (%s). Check that variable, or list the host in no_proxy", what, proxy);
     return true;
 }
@@ -104,7 +105,7 @@ static void describe_failure(const http_request *request, int result, char *text
     char path[512];
     const char *what = "the connection was lost";
     if (describe_proxy_failure(request, result, text, size)) return;
-    if (result == CURL_NO_HOST) what = "unknown host";
+    if (result == CURL_HOST_NOT_FOUND) what = "unknown host";
     if (result == CURL_NO_CONNECTION) what = "the host refused the connection";
     if (result == CURL_TIMED_OUT) what = "the host does not respond";
     if (result == CURL_CERTIFICATE) what = "the host's certificate is not trusted";

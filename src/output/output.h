@@ -26,7 +26,7 @@ typedef struct fsti_target {
     uint32_t mode, owner, group;
     const char *like; ///< file whose access list is copied, not owned; NULL: the file at the path
     bool is_object;   ///< the path is a URL at a store
-    bool may_replace; ///< of an object: one existed there, or nobody has looked
+    bool may_replace; ///< of an object: one existed there, or that was not checked
     const struct fsti_http_watch *watch; ///< of an object: called while waiting for the store
     const struct fsti_precondition
         *expected_version; ///< of an object: the version it may replace; NULL: any
