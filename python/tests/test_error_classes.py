@@ -230,6 +230,9 @@ def test_rows_of_packed_pairs_are_slices(raw, torch):
                       (..., slice(0, 4)), (None, 1), (1, 2)):
             wanted = pairs[index[:-1]] if index[-1] == slice(0, 4) else pairs[index]
             assert torch.equal(even[index].view(torch.uint8), wanted), index
+        for index in ([0, 1], torch.tensor([0]), [True, False]):
+            with pytest.raises(SafetensorError, match="share bytes"):
+                f.get_slice("even")[index]
         for index in (0, slice(0, 2), None, (0, ...), [0]):
             with pytest.raises(SafetensorError, match="share bytes"):
                 f.get_slice("odd")[index]

@@ -571,3 +571,25 @@ def test_collectives_are_known_to_write() -> None:
     for name in ("allreduce_", "reduce_", "broadcast_", "recv_", "reduce_scatter_"):
         assert write_kind_of(getattr(torch.ops.c10d, name).default, None) == WRITER, name
     assert write_kind_of(torch.ops.c10d.send.default, None) != WRITER
+
+
+@pytest.mark.parametrize("mode", ["auto", "load"])
+def test_gradients_stay(tmp_path: Path, mode: str) -> None:
+    """Asking for gradients again, and private memory with another layout, keep leaf and gradient."""
+    save_file({"g": torch.ones(3, 4)}, tmp_path / "g")
+    lazy, plain = LazyModel(tmp_path / "g", mode=mode)["g"], torch.ones(3, 4)
+    for tensor in (lazy, plain):
+        for _ in range(2):
+            tensor.requires_grad_(True)
+            (tensor * 3).sum().backward()
+        sum_of_all = (tensor * 2).sum()
+        tensor.as_strided((2,), (1,), 0)
+        tensor.requires_grad = True
+        sum_of_all.backward()
+        with torch.no_grad():
+            tensor.unsqueeze_(0)
+        with pytest.raises(RuntimeError):
+            tensor.resize_(5, 5)
+        tensor.requires_grad_(False)
+        tensor.requires_grad_(True)
+    assert torch.equal(lazy.grad, plain.grad) and lazy.shape == plain.shape == (1, 3, 4)

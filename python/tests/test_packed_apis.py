@@ -265,6 +265,19 @@ def test_small_tensors_are_read_together(tmp_path: pathlib.Path, verify: bool) -
         assert len(server.log) <= 20
 
 
+def test_verified_pieces_are_read_once(tmp_path: pathlib.Path) -> None:
+    """Also where compressed tensors alternate with uncompressed ones of more than 256 KiB."""
+    path = tmp_path / "m.safetensors"
+    torch.manual_seed(1)
+    made = {f"w{i:02}": torch.randint(0, 65536, (132 << 10,)).to(torch.uint16).view(torch.bfloat16)
+            if i % 2 else torch.randn(40_000).bfloat16() for i in range(40)}
+    save_file(made, path, compress=True, manifest=True)
+    with open_stream(path, mode="load", threads=1, verify=True) as stream:
+        assert same(dict(stream), made)
+    size, stats = path.stat().st_size, stream.stats
+    assert stats["verified_bytes"] == stats["stored_bytes"] <= size + (2 << 20)
+
+
 def test_budgets_count_what_threads_decompress_with(packed: str) -> None:
     """Streaming within a budget. If it is too small for a decoder, the error has both sizes."""
     with closing(_core.Model(packed)) as model:

@@ -27,9 +27,9 @@ typedef struct stored_range {
 /// Decoder memory of one thread.
 typedef struct decode_workspace {
     fsti_decoder *decoder;
-    /// `small` is for small uncompressed tensors, which lie elsewhere in the file than the
-    /// compressed ones between which they are read.
-    stored_range main, small;
+    /// `plain` is for uncompressed tensors that are small or verified: they lie elsewhere in the
+    /// file than the compressed ones between which they are read.
+    stored_range main, plain;
     char *tail;          ///< the decoded chunk in which a read ended
     uint64_t tail_file;  ///< number of its packed_file
     uint64_t tail_chunk; ///< its chunk; NO_CHUNK: none
@@ -66,7 +66,7 @@ typedef struct packed_read {
 static void free_workspace(decode_workspace *workspace) {
     fsti_decoder_close(workspace->decoder);
     fsti_buffer_unref(workspace->main.memory);
-    fsti_buffer_unref(workspace->small.memory);
+    fsti_buffer_unref(workspace->plain.memory);
     fsti_free(workspace->tail);
     fsti_free(workspace);
 }
@@ -134,14 +134,12 @@ static fst_status grow_range(stored_range *range, uint64_t size, fst_error *erro
 
 /// The memory that one workspace may use.
 static uint64_t workspace_bytes(const packed_file *file) {
-    uint64_t main = GROUP_BYTES, small = SMALL_BYTES_MAX + FSTI_IO_PAGE_BYTES;
-    if (file->digests.kind != NULL) { // with the rest of the first and last pieces
-        uint64_t piece = file->digests.chunk_bytes;
-        main += 2 * piece;
-        small = fsti_align_up(2 * piece + (piece < SMALL_BYTES_MAX ? SMALL_BYTES_MAX : 0),
-                              FSTI_HUGE_PAGE_BYTES);
-    }
-    return fsti_align_up(main, FSTI_HUGE_PAGE_BYTES) + small + TAIL_BYTES + fsti_decoder_bytes();
+    uint64_t main = fsti_align_up(GROUP_BYTES, FSTI_HUGE_PAGE_BYTES);
+    uint64_t plain = SMALL_BYTES_MAX + FSTI_IO_PAGE_BYTES;
+    if (file->digests.kind != NULL) // with the rest of the first and last pieces
+        main = plain =
+            fsti_align_up(GROUP_BYTES + 2 * file->digests.chunk_bytes, FSTI_HUGE_PAGE_BYTES);
+    return main + plain + TAIL_BYTES + fsti_decoder_bytes();
 }
 
 static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t size,
@@ -255,9 +253,10 @@ static fst_status read_stored(const packed_read *read, size_t index, uint64_t be
                               const char **out) {
     const fsti_digest_list *digests = &read->file->digests;
     const fsti_packed *packed = &read->file->packed;
-    bool is_small = packed->header != NULL && !packed->tensors[index].is_packed &&
-                    end - begin <= SMALL_BYTES_MAX;
-    stored_range *range = is_small ? &read->workspace->small : &read->workspace->main;
+    bool is_plain = packed->header != NULL && !packed->tensors[index].is_packed &&
+                    (digests->kind != NULL || end - begin <= SMALL_BYTES_MAX);
+    bool is_small = is_plain && digests->kind == NULL;
+    stored_range *range = is_plain ? &read->workspace->plain : &read->workspace->main;
     if ((*out = find_stored(read, range, begin, end)) != NULL) return FST_OK;
     end = stored_run_end(read, index, end, begin + (is_small ? SMALL_BYTES_MAX : GROUP_BYTES));
     bool has_pieces = digests->kind != NULL || bypasses_cache(read);

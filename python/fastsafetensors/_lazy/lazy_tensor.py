@@ -404,14 +404,15 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     """requires_grad_(), also for a Parameter; gradients need private memory."""
     own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    if wanted:
+    before = own._lazy.tensor
+    if before is not None and (before.requires_grad or before.grad is not None):
+        before.requires_grad_(wanted)  # it keeps its gradient, and its place in graphs
+    elif wanted:
         tensor = own._lazy.make_private().detach().requires_grad_(True)
         own._lazy = own._lazy.with_tensor(tensor)
         own._lazy.has_stored = False
         if own._is_param:
             _become_parameter(own)
-    elif own._lazy.tensor is not None and own._lazy.tensor.requires_grad:
-        own._lazy.tensor.requires_grad_(False)
     return own
 
 

@@ -142,9 +142,10 @@ class LazyView:
 
     def _replace(self, tensor: Any, has_stored: bool) -> None:
         """Replace the plain tensor by one with the same elements in other, private memory."""
-        if self.tensor.requires_grad and self.tensor.is_leaf:
-            tensor = tensor.detach().requires_grad_(True)
-        self.tensor = tensor
+        if self.tensor.is_leaf and (self.tensor.requires_grad or self.tensor.grad is not None):
+            self.tensor.data = tensor.detach()  # the same leaf of graphs, with its gradient
+        else:
+            self.tensor = tensor
         self.is_shared, self.has_stored = False, has_stored
 
     def make_meta(self) -> Any:

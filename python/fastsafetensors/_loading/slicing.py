@@ -54,7 +54,7 @@ def keeps_rows(parts: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
     """Tell whether an index takes whole rows: nothing of it selects in the last dimension."""
     parts = tuple(part for part in map(_as_int, parts) if part is not None)
     if not all(_is_int(part) or isinstance(part, slice) or part is Ellipsis for part in parts):
-        return Ellipsis not in parts and len(parts) < len(shape)
+        return False  # torch cannot index pairs by lists
     expanded = _expand(parts, len(shape))
     if not expanded or not isinstance(expanded[-1], slice):
         return False
