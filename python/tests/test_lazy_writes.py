@@ -575,7 +575,7 @@ def test_collectives_are_known_to_write() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
 def test_gradients_stay(tmp_path: Path, mode: str) -> None:
-    """Asking for gradients again, and private memory with another layout, keep leaf and gradient."""
+    """Asking for gradients again, and memory with another layout, keep leaf and gradient."""
     save_file({"g": torch.ones(3, 4)}, tmp_path / "g")
     lazy, plain = LazyModel(tmp_path / "g", mode=mode)["g"], torch.ones(3, 4)
     for tensor in (lazy, plain):

@@ -147,6 +147,7 @@ def test_rules_of_torch_and_of_the_reference(tmp_path, torch, assign):
             self.emb = torch.nn.Embedding(4, 2)
             self.head = torch.nn.Linear(2, 4, bias=False)
             self.head.weight = self.emb.weight
+            self.turned = torch.nn.Parameter(self.emb.weight.data.view(2, 4))
             self.scale = torch.nn.Parameter(torch.tensor(1.0))
 
     save_file({"scale": torch.tensor([5.0])}, tmp_path / "m")

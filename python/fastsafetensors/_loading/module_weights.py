@@ -7,6 +7,7 @@ of others are still tied.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +15,13 @@ from .._base.dtypes import WORDS
 from .._base.errors import printable
 from .._core import Model
 from .._torch.gpu import load_options, stream_of
-from .._torch.tensor_memory import Extent, extents_of, find_covered, overlap_groups
+from .._torch.tensor_memory import (
+    Extent,
+    extents_of,
+    find_covered,
+    find_tied,
+    overlap_groups,
+)
 from .._torch.torch_installed import torch as _torch
 from .._torch.torch_state import dtype_name, format_box, torch_dtype, torch_shape
 from .._torch.torch_tensors import export
@@ -66,13 +73,15 @@ class ModuleState:
     def missing(self, present: Iterable[str], is_assigned: bool) -> set[str]:
         """Names without bytes after the tensors that are `present` were loaded.
 
-        Of the names of one tensor, only the first, which save_model() would keep.
+        Of tied tensors, only the name that save_model() would keep.
         """
         found = set(present)
         covered = set(self.bases(found)) if is_assigned else find_covered(self.extents, found)
         missing = set(self.names) - found - covered
-        firsts = {id(self.tensors.get(name, name)): name for name in sorted(missing, reverse=True)}
-        return set(firsts.values())
+        tied: dict[str, str] = {}
+        with contextlib.suppress(RuntimeError):  # save_model() would keep none of them
+            tied = find_tied(self.tensors) if missing else {}
+        return {name for name in missing if tied.get(name) not in missing}
 
     def bases(self, present: Iterable[str]) -> dict[str, str]:
         """{name: a present name whose tensor contains all its bytes}, for missing names."""

@@ -138,7 +138,8 @@ static fst_load_stats load_as(fst_load_mode mode, fst_cache cache, bool *are_lar
     kernel.number++;
     kernel.opener = pthread_self();
     kernel.direct_opens = kernel.timed_reads = 0;
-    populated_bytes = announced_bytes = stat_count = 0;
+    populated_bytes = announced_bytes = 0;
+    stat_count = 0;
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) abort();
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) abort();
     if (fst_loader_wait(loader, -1, NULL) != FST_OK) abort();
