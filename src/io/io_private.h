@@ -27,10 +27,10 @@ struct fsti_file {
     atomic_ullong kept_bytes;     ///< see fsti_io_keep_mapped()
     atomic_bool in_parts;         ///< see fsti_file_read_parts()
     atomic_bool residency_denied; ///< the kernel refused to report residency
-    atomic_int mincore_answer;    ///< fsti_mincore_answer
     struct timespec modified;
     pthread_mutex_t lock;            ///< protects the fields created on first use, below
     bool direct_probed, loses_cache; ///< see fsti_file_loses_cache()
+    fsti_mincore_answer mincore_answer;
     bool file_system_known, has_own_readahead, is_distant, is_memory; ///< see io.h
     int fd_direct; ///< the file opened with O_DIRECT, or -1
     char direct_reason[128];

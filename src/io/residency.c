@@ -44,12 +44,12 @@ static bool ask_mincore_rights(const fsti_file *file) {
 
 /// Asks once for each file, because a network file system may answer slowly.
 static bool may_ask_mincore(fsti_file *file) {
-    int answer = atomic_load_explicit(&file->mincore_answer, memory_order_relaxed);
-    if (answer == FSTI_MINCORE_UNKNOWN) {
-        answer = ask_mincore_rights(file) ? FSTI_MINCORE_TRUE : FSTI_MINCORE_FALSE;
-        atomic_store_explicit(&file->mincore_answer, answer, memory_order_relaxed);
-    }
-    return answer == FSTI_MINCORE_TRUE;
+    pthread_mutex_lock(&file->lock);
+    if (file->mincore_answer == FSTI_MINCORE_UNKNOWN)
+        file->mincore_answer = ask_mincore_rights(file) ? FSTI_MINCORE_TRUE : FSTI_MINCORE_FALSE;
+    bool is_true = file->mincore_answer == FSTI_MINCORE_TRUE;
+    pthread_mutex_unlock(&file->lock);
+    return is_true;
 }
 
 static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *out) {

@@ -249,7 +249,7 @@ TEST(views_ask_once_whether_the_file_has_changed)
 TEST(a_change_while_pages_are_read_is_noticed)
 {
     fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_MAP};
-    fst_error error;
+    fst_error error = {0};
     fst_model *model;
     fst_loader *loader;
     kernel.is_slow = kernel.drops = kernel.refuses = false;
@@ -258,8 +258,9 @@ TEST(a_change_while_pages_are_read_is_noticed)
     kernel.is_on = true;
     kernel.number++;
     CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    populated_bytes = 0;
+    changed_path = path; // the load begins in the call
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    changed_path = path;
     if (fst_loader_wait(loader, -1, &error) == FST_OK && populated_bytes == 0)
         SKIP("this file system does not evict");
     changed_path = NULL;
