@@ -116,8 +116,8 @@ sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under th
 valgrind: $(VENV)/.build-ready ## some of the C tests under valgrind, which must be installed
 	@$(BIN)/python tools/run_tests.py --valgrind
 
-lint: $(VENV)/.test-all-ready $(VENV)/.package-ready ## style, layers, types, clang-tidy, analyzer
-	@$(BIN)/python tools/run_tests.py --all --long --only lint
+lint: $(VENV)/.test-all-ready $(VENV)/.package-ready ## style, layers, types, clang-tidy, analyzer; LONG=1: clang-tidy with deep paths
+	@$(BIN)/python tools/run_tests.py --all $(if $(LONG),--long) --only lint
 
 # With PREFIX: library, command, headers, pkg-config and CMake files, man pages, completions.
 # Without: the Python package into the active environment.

@@ -280,6 +280,9 @@ def lint_suite(everything: bool, with_system: bool = False) -> Counter[str]:
     minimal system runs at the same time, because it mostly waits for the disk and the network.
     """
     print("lint, and a minimal system" if with_system else "lint", flush=True)
+    if build_folder("test", ["-Dwerror=true"]) is None:  # some checks read its commands
+        FAILURES.append("the build of the C tests")
+        return Counter(failed=1)
     checks: list[tuple[str, list[str]]] = [
         *([MINIMAL_SYSTEM] if with_system else []),
         ("layers", [sys.executable, "tools/check_layers.py"]),
