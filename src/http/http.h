@@ -97,7 +97,7 @@ struct http_request {
     struct http_host *host;
     char *target; ///< target of redirects, or NULL
     uint32_t tries, redirects;
-    bool has_forgotten; ///< the stored redirect of its resource, because it failed
+    bool has_forgotten; ///< it dropped the stored redirect of its resource, which had failed
     bool was_sent;
     uint32_t remedies;  ///< that were tried; see http_remedy
     uint64_t silent_ns; ///< since when the host has sent nothing; 0: it has sent something

@@ -27,7 +27,7 @@ typedef struct http_resource {
     resource_version version;   ///< is_set: required of all responses
     pthread_mutex_t lock;       ///< protects `target`
     char *target;               ///< last target of redirects, or NULL
-    atomic_bool has_redirected; ///< its URL has
+    atomic_bool has_redirected; ///< its URL has redirected
     // Retries since the last fsti_resource_take_retries().
     _Atomic uint64_t retry_counts[FSTI_RETRY_CAUSE_COUNT];
     _Atomic uint64_t retry_wait_ns;

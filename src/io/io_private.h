@@ -10,11 +10,11 @@
 
 typedef struct fsti_gds_api fsti_gds_api;
 
-/// What mincore() reports of a file to this process.
+/// Whether mincore() says which pages of a file are resident to this process.
 typedef enum fsti_mincore_answer {
     FSTI_MINCORE_UNKNOWN,
-    FSTI_MINCORE_TRUE,  ///< which pages are resident
-    FSTI_MINCORE_FALSE, ///< that all are
+    FSTI_MINCORE_ALLOWED,
+    FSTI_MINCORE_DENIED, ///< it reports all pages as resident
 } fsti_mincore_answer;
 
 struct fsti_file {

@@ -46,10 +46,11 @@ static bool ask_mincore_rights(const fsti_file *file) {
 static bool may_ask_mincore(fsti_file *file) {
     pthread_mutex_lock(&file->lock);
     if (file->mincore_answer == FSTI_MINCORE_UNKNOWN)
-        file->mincore_answer = ask_mincore_rights(file) ? FSTI_MINCORE_TRUE : FSTI_MINCORE_FALSE;
-    bool is_true = file->mincore_answer == FSTI_MINCORE_TRUE;
+        file->mincore_answer =
+            ask_mincore_rights(file) ? FSTI_MINCORE_ALLOWED : FSTI_MINCORE_DENIED;
+    bool is_allowed = file->mincore_answer == FSTI_MINCORE_ALLOWED;
     pthread_mutex_unlock(&file->lock);
-    return is_true;
+    return is_allowed;
 }
 
 static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint64_t *out) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Executes a journal: see journal.h.
 ///
-/// Invariant: before the commit step (cleanup_begin), every executed step can be undone; after it,
+/// Invariant: before cleanup_begin every executed step can be undone; from there on,
 /// only cleanup remains. run_until_commit() executes the first part, and undoes it in reverse order
 /// on failure.
 #include "journal.h"

@@ -140,7 +140,7 @@ class Meaning(enum.IntEnum):
     DAMAGED = 1
     UNREADABLE = 2  # it may be whole
     GONE = 3  # some rank of a group has no such checkpoint any more
-    UNRELATED = 4  # as the exception of a signal handler
+    UNRELATED = 4  # such as an exception that a signal handler raised
 
 
 def meaning_of(error: Exception | None) -> Meaning:

@@ -58,7 +58,7 @@ class StepRead(NamedTuple):
 
     step: int
     found: Any  # what this rank has read; None after an error
-    error: Exception | None  # of this rank, or that tells which ranks failed
+    error: Exception | None  # this rank's own, or a RankError with the errors of the others
     meaning: Meaning  # the most important one of all ranks' errors
 
 

@@ -105,7 +105,7 @@ def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
     """Return the tensors of a file, all or those with matching names."""
     import torch
 
-    # It advises to load without restrictions, for which there is no option here.
+    # torch advises to load without restrictions, for which the command has no option.
     warnings.simplefilter("ignore")
     try:
         content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)

@@ -66,7 +66,7 @@ int __wrap_madvise(void *address, size_t size, int advice) {
     return __real_madvise(address, size, advice);
 }
 
-/// Bytes that the kernel was told to start reading.
+/// Bytes for which the kernel got the advice POSIX_FADV_WILLNEED.
 static atomic_ullong announced_bytes;
 int __real_posix_fadvise64(int fd, off64_t begin, off64_t size, int advice);
 int __wrap_posix_fadvise64(int fd, off64_t begin, off64_t size, int advice);
